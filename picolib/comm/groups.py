@@ -1,0 +1,100 @@
+"""What picolib.comm knows about a process group: who is in it, the next call's number, the work in flight.
+
+This is the only module-level state of the package, and it is keyed weakly: it goes when the process group goes.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import defaultdict, deque
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Tags from here on belong to collectives: one tag a call, so that the messages of a collective never
+# meet those of the user's own send and recv, nor those of another collective in flight.
+FIRST_RESERVED_TAG = 1 << 30
+
+
+class Group:
+    """The members of one process group and what picolib.comm has under way in it (group ranks throughout)."""
+
+    __slots__ = ("rank", "size", "ranks", "calls", "in_flight", "mailbox", "sentinel", "_backends")
+
+    def __init__(self, process_group: dist.ProcessGroup) -> None:
+        self.rank: int = process_group.rank()
+        self.size: int = process_group.size()
+        self.ranks: list[int] = dist.get_process_group_ranks(process_group)  # group rank -> global rank
+        self.calls = 0
+        self.in_flight: deque[Any] = deque()  # asynchronous collectives, oldest first
+        self.mailbox: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # messages to oneself, by tag
+        self.sentinel = os.urandom(8)
+        self._backends: dict[str, str] = {}
+
+    def next_tag(self) -> int:
+        """The tag of the next collective: the same on every rank, as calls of a group come in one order."""
+        self.calls += 1
+        return FIRST_RESERVED_TAG + self.calls % FIRST_RESERVED_TAG
+
+    def backend(self, process_group: dist.ProcessGroup, device: torch.device) -> str:
+        """Which backend carries tensors of this device: "gloo", "nccl", … or "none"."""
+        if device.type not in self._backends:
+            try:
+                name = process_group._get_backend(device).name()
+            except RuntimeError:  # torch raises it for a device that the group has no backend for
+                name = "none"
+            self._backends[device.type] = name
+        return self._backends[device.type]
+
+
+_groups: weakref.WeakKeyDictionary[dist.ProcessGroup, Group] = weakref.WeakKeyDictionary()
+
+
+def known_groups() -> list[Group]:
+    """Every group of this process in which picolib.comm has been used."""
+    return list(_groups.values())
+
+
+def resolve(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, Group]:
+    """The process group (None means the world) and its record; ValueError where there is none."""
+    process_group = dist.group.WORLD if group is None else group
+    known = _groups.get(process_group) if process_group is not None else None
+    if known is None:
+        _refuse_what_is_no_group(process_group)
+        known = _groups[process_group] = Group(process_group)
+    return process_group, known
+
+
+def is_member(group: Any) -> bool:
+    """False for what torch.distributed.new_group returns to ranks outside the new group."""
+    return group is not dist.GroupMember.NON_GROUP_MEMBER
+
+
+def _refuse_what_is_no_group(process_group: Any) -> None:
+    if process_group is None:
+        raise ValueError("There is no process group yet: run this inside picolib.run(...), or call picolib.init().")
+    if not isinstance(process_group, dist.ProcessGroup):
+        raise ValueError(f"group must be a process group or None, got {process_group!r}.")
+
+
+def group_rank(known: Group, global_rank: int, name: str) -> int:
+    """The group rank of a global rank, or one sentence that says who is in the group."""
+    try:
+        return known.ranks.index(global_rank)
+    except ValueError:
+        raise ValueError(f"{name}: rank {global_rank} is not in the group {known.ranks}.") from None
+
+
+def peer_rank(known: Group, global_rank: int | None, in_group: int | None, name: str) -> int:
+    """The group rank of a peer given in one of torch's two ways: `{name}` (global) or `group_{name}`."""
+    if global_rank is not None and in_group is not None:
+        raise ValueError(f"Give either {name} or group_{name}, not both (got {global_rank} and {in_group}).")
+    if in_group is not None:
+        if not 0 <= in_group < known.size:
+            raise ValueError(f"group_{name} must be between 0 and {known.size - 1}, got {in_group}.")
+        return in_group
+    if global_rank is None:
+        raise ValueError(f"Give {name} (a global rank) or group_{name} (a rank inside the group).")
+    return group_rank(known, global_rank, name)
