@@ -1,0 +1,41 @@
+"""picolib: how large models train on many devices, built from real ranks on one machine.
+
+Names are imported at first use (PEP 562), so that `import picolib` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    name: "picolib.launch"
+    for name in (
+        "run",
+        "Run",
+        "init",
+        "RunError",
+        "RankError",
+        "DeadlockError",
+        "RankTimeout",
+        "MismatchError",
+        "RunInterrupted",
+    )
+}
+_PACKAGES = frozenset({"comm", "course", "launch", "model", "parallel", "plan", "serve", "train"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    if name in _PACKAGES:
+        return importlib.import_module(f"picolib.{name}")
+    raise AttributeError(f"module 'picolib' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_PACKAGES})
