@@ -2,48 +2,52 @@
 
 `instrument` (for plain `torch.distributed` calls) and `picolib.comm` both announce here what they
 are about to do. Without a monitor (a process that picolib did not start) every call is a no-op.
+
+    call = monitor.collective("all_reduce", group, [tensor], op="SUM", algorithm="ring")
+    message = monitor.send(chunk, group, dst=1, tag=7, call=call)
+    with message.waiting():
+        work.wait()
+    message.done()
+    call.done()
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from picolib.launch.board import RECV, SEND
+from picolib.launch.observed import Call, Message, Observer
 
-class Call:
-    """One collective of one group, from its start to `done()`."""
+_observer: Observer | None = None
+_suspension = threading.local()
+
+
+class _Nothing:
+    """The answer where nothing is observed: as a call, as a message, and as what surrounds a wait."""
 
     def done(self) -> None:
-        """The collective has finished on this rank."""
+        """Nothing to do."""
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """This rank is blocked inside the collective."""
-        yield
+    def handle_created(self, work: Any = None) -> None:
+        """Nothing to do."""
 
-    def __enter__(self) -> Call:
+    def waiting(self) -> _Nothing:
+        """Nothing to do."""
+        return self
+
+    def __enter__(self) -> _Nothing:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.done()
+        pass
 
 
-class Message:
-    """One point-to-point message, as its sender or its receiver sees it."""
-
-    def done(self) -> None:
-        """The message has been handed over (sender) or has arrived (receiver)."""
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """This rank is blocked until the message has gone through."""
-        yield
-
-    def handle_created(self, work: Any) -> None:
-        """`work` is the handle that the learner must wait for."""
+NOTHING = _Nothing()
 
 
 def collective(
@@ -57,39 +61,119 @@ def collective(
     label: str | None = None,
     async_op: bool = False,
     strict_shapes: bool = True,
-) -> Call:
-    """Announce the group's next collective; raise MismatchError when another rank called a different one."""
-    return Call()
+    splits: tuple[Sequence[int], Sequence[int]] | None = None,
+) -> Call | _Nothing:
+    """Announce the group's next collective, before any of its data move.
+
+    Args:
+        name: torch's name, such as "all_reduce".
+        group: a process group, None for the world.
+        tensors: this rank's inputs (for their shapes and dtypes).
+        op, root, algorithm, label: must be equal on all ranks; root is a global rank.
+        async_op: the learner gets a handle.
+        strict_shapes: False where ranks may bring different shapes.
+        splits: what this rank (sends to, receives from) each member; compared with the others' for all-to-all.
+
+    Raises:
+        MismatchError: another rank of the group has announced a different call in this place.
+    """
+    if _observer is None:
+        return NOTHING
+    return _observer.collective(name, group, tensors, op, root, algorithm, label, async_op, strict_shapes, splits)
 
 
 def send(
-    tensor: torch.Tensor, group: Any, dst: int, tag: int = 0, call: Call | None = None, note: dict | None = None
-) -> Message:
-    """Announce a message to global rank `dst`; `call` is the picolib collective that it belongs to."""
-    return Message()
+    tensor: torch.Tensor,
+    group: Any,
+    dst: int,
+    tag: int = 0,
+    call: Call | None = None,
+    note: dict[str, Any] | None = None,
+) -> Message | _Nothing:
+    """Announce a message to global rank `dst`; `call` is the picolib collective that it belongs to.
+
+    Raises:
+        MismatchError: the receiver has announced a buffer of another size or dtype.
+    """
+    return NOTHING if _observer is None else _observer.message(SEND, tensor, group, dst, tag, call, note)
 
 
 def recv(
-    tensor: torch.Tensor, group: Any, src: int, tag: int = 0, call: Call | None = None, note: dict | None = None
-) -> Message:
-    """Announce that this rank waits for a message from global rank `src`."""
-    return Message()
+    tensor: torch.Tensor,
+    group: Any,
+    src: int,
+    tag: int = 0,
+    call: Call | None = None,
+    note: dict[str, Any] | None = None,
+) -> Message | _Nothing:
+    """Announce that this rank receives a message from global rank `src`; the counterpart of `send`."""
+    return NOTHING if _observer is None else _observer.message(RECV, tensor, group, src, tag, call, note)
 
 
 def native(name: str, group: Any, payload_bytes: int, **details: Any) -> None:
     """Record a collective of torch's own: its payload is known, its bytes on the wire are not."""
+    if _observer is not None:
+        _observer.recorder.native_call(name, payload_bytes)
 
 
-@contextmanager
-def suspended() -> Iterator[None]:
-    """Calls inside are not instrumented (picolib.comm announces its own use of torch.distributed itself)."""
-    yield
+def mark(label: str, start: float) -> None:
+    """Record something of the learner's own from `start` (time.monotonic()) until now, for the timeline."""
+    if _observer is not None:
+        _observer.recorder.event("mark", start, label=label)
+
+
+class suspended:
+    """Context manager: calls inside are not instrumented (picolib.comm announces its own use of torch.distributed)."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _suspension.depth = getattr(_suspension, "depth", 0) + 1
+
+    def __exit__(self, *exc: object) -> None:
+        _suspension.depth -= 1
+
+
+def is_suspended() -> bool:
+    """Whether this thread is inside `suspended()`."""
+    return getattr(_suspension, "depth", 0) > 0
+
+
+def observer() -> Observer | None:
+    """The running observer of this process, for `instrument`."""
+    return _observer
 
 
 def start(board: Any, rank: int, world_size: int, checked: bool = True, trace: bool = False) -> None:
-    """Called once in each rank, after init_process_group and before the learner's function."""
+    """Called once in each rank, after init_process_group and before the learner's function.
+
+    Args:
+        board: the run's `Board`, or None (then only the counters remain, as with `checked=False`).
+    """
+    global _observer
+    from picolib.launch import instrument
+
+    _observer = Observer(board if checked else None, rank, world_size, trace)
+    instrument.install()
+    os.register_at_fork(after_in_child=_stop)
 
 
-def report() -> dict:
+def _stop() -> None:
+    """In a process that a rank has forked (a DataLoader's worker): it is no rank."""
+    global _observer
+    _observer = None
+
+
+def returned() -> None:
+    """The learner's function is through: say so on the board, and look for what it has left undone.
+
+    Raises:
+        MismatchError: a handle of isend or irecv was never waited for.
+    """
+    if _observer is not None:
+        _observer.returned()
+
+
+def report() -> dict[str, Any]:
     """Counters and events of this rank, plain data for `Trace`."""
-    return {}
+    return {} if _observer is None else _observer.recorder.report()

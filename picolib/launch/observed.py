@@ -1,0 +1,312 @@
+"""One rank's calls and messages, from their announcement to their end.
+
+`Observer` counts for the trace and, where there is a board, announces, compares and checks. What it
+hands out (`Call`, `Message`) is told when the rank blocks and when the call is over.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from picolib.launch.announce import Announcer, Group, Post
+from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RECV, RETURNED, SEND, Board
+from picolib.launch.memory import Range, fingerprint, range_of
+from picolib.launch.places import Place, find_place
+from picolib.launch.trace import Recorder
+from picolib.launch.wording import source_line
+
+_MANY_PENDING = 256  # more handles in flight are not searched for overlapping memory
+_NAMES = {SEND: "send", RECV: "recv"}
+
+
+class Waiting:
+    """Context manager: the calling thread is blocked on one thing."""
+
+    __slots__ = ("announcer", "what", "place", "thread")
+
+    def __init__(self, announcer: Announcer | None, what: tuple[int, int, int, int, int] | None, place: str) -> None:
+        self.announcer, self.what, self.place = announcer, what, place
+
+    def __enter__(self) -> Waiting:
+        self.thread = None
+        if self.announcer is not None and self.what is not None:
+            text = self.announcer.writer.text(self.place)
+            self.thread = self.announcer.threads.begin(*self.what, text)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.thread is not None:
+            self.announcer.threads.end(self.thread)
+
+
+class Call:
+    """One collective of one group, from its start to `done()`."""
+
+    __slots__ = ("observer", "label", "post", "place", "tallied", "async_op", "start", "native")
+
+    def __init__(
+        self, observer: Observer, label: str, post: Post | None, place: Place, tallied: bool, async_op: bool
+    ) -> None:
+        self.observer, self.label, self.post, self.place = observer, label, post, place
+        self.tallied, self.async_op = tallied, async_op
+        self.start = time.monotonic()
+
+    def waiting(self) -> Waiting:
+        """This rank is blocked inside torch's own collective (picolib's block in their messages)."""
+        if self.post is None or self.tallied:
+            return Waiting(None, None, "")
+        place = find_place(2).text if self.async_op else self.place.text
+        return Waiting(self.observer.announcer, (COLLECTIVE, self.post.channel, self.post.number, 0, 0), place)
+
+    def done(self) -> None:
+        """The collective has finished on this rank."""
+        self.observer.recorder.event("collective", self.start, label=self.label, call=self.label)
+
+    def handle_created(self, work: Any = None) -> None:
+        """The learner has a handle of this collective."""
+        self.async_op = True
+
+    def __enter__(self) -> Call:
+        return self
+
+    def __exit__(self, kind: Any, *exc: object) -> None:
+        if kind is None:
+            self.done()
+
+
+class Message:
+    """One point-to-point message, as its sender or its receiver sees it."""
+
+    __slots__ = ("observer", "kind", "peer", "nbytes", "call", "note", "post", "index", "place", "start", "memory",
+                 "sample", "pending")  # fmt: skip
+
+    def __init__(self, observer: Observer, kind: int, peer: int, nbytes: int, call: Call | None, note: Any) -> None:
+        self.observer, self.kind, self.peer, self.nbytes, self.call, self.note = (
+            observer,
+            kind,
+            peer,
+            nbytes,
+            call,
+            note,
+        )
+        self.post: Post | None = None
+        self.index = 0
+        self.place = ""
+        self.pending = False
+        self.memory: Range | None = None
+        self.sample: bytes | None = None
+        self.start = time.monotonic()
+
+    def waiting(self) -> Waiting:
+        """This rank is blocked until the message has gone through."""
+        if self.post is None:
+            return Waiting(None, None, "")
+        place = find_place(2).text if self.pending else self.place
+        kind = self.kind if self.call is None else (CALL_SEND if self.kind == SEND else CALL_RECV)
+        what = (kind, self.post.channel, self.post.number, self.peer, self.index)
+        return Waiting(self.observer.announcer, what, place)
+
+    def handle_created(self, work: Any = None) -> None:
+        """The learner has a handle and must wait for it: until then the tensor must be left alone."""
+        if self.observer.announcer is not None and self.call is None and not self.pending:
+            self.pending = True
+            self.observer.pending[id(self)] = self
+            if self.kind == SEND and self.memory is not None:
+                self.sample = fingerprint(self.memory)
+
+    def done(self) -> None:
+        """The message has been handed over (sender) or has arrived (receiver)."""
+        label = self.call.label if self.call is not None else None
+        self.observer.recorder.event(
+            _NAMES[self.kind], self.start, peer=self.peer, nbytes=self.nbytes, label=_NAMES[self.kind], call=label,
+            note=self.note,
+        )  # fmt: skip
+        if self.pending:
+            self.pending = False
+            self.observer.pending.pop(id(self), None)
+            if self.sample is not None and fingerprint(self.memory) != self.sample:
+                self.observer.announcer.fail(_changed(self))
+
+
+class Observer:
+    """Counts, and with a board announces and checks, what this rank communicates."""
+
+    def __init__(self, board: Board | None, rank: int, world_size: int, events: bool) -> None:
+        self.rank = rank
+        self.recorder = Recorder(rank, world_size, events)
+        self.announcer = Announcer(board, rank) if board is not None else None
+        self.pending: dict[int, Message] = {}
+
+    def collective(
+        self,
+        name: str,
+        group: Any,
+        tensors: Sequence[torch.Tensor],
+        op: Any = None,
+        root: int | None = None,
+        algorithm: str | None = None,
+        label: str | None = None,
+        async_op: bool = False,
+        strict_shapes: bool = True,
+        splits: tuple[Sequence[int], Sequence[int]] | None = None,
+        place: Place | None = None,
+        extra: tuple[str, Any] | None = None,
+    ) -> Call:
+        """The group's next collective (see `monitor.collective`). `extra` is one more field of the signature."""
+        self.recorder.calls[name] += 1
+        full_name = f"{name}[{algorithm}]" if algorithm else name
+        tallied = algorithm not in (None, "native")
+        if self.announcer is None:
+            return Call(self, full_name, None, NO_PLACE, tallied, async_op)
+        known = group if isinstance(group, Group) else self.announcer.group(group)
+        place = place or find_place(3)
+        kinds = tuple((t.dtype, t.shape if strict_shapes else None) for t in tensors)
+        op = op if op is None or isinstance(op, str) else op_name(op)
+        signature = self.announcer.signature(
+            (name, kinds, op, root, algorithm, label, extra and extra[0], str(extra)),
+            lambda: _described(name, kinds, op, root, algorithm, label, extra),
+        )
+        detail = json.dumps({"send": list(splits[0]), "recv": list(splits[1])}) if splits is not None else ""
+        nbytes = sum(t.numel() * t.element_size() for t in tensors)
+        post = self.announcer.collective(known, signature, place, detail=detail, tallied=tallied, nbytes=nbytes)
+        if post is not None:
+            address = tensors[0].data_ptr() if tensors else 0
+            self.announcer.compare_collective(known, post, splits is not None, address)
+        return Call(self, full_name, post, place, tallied, async_op)
+
+    def message(
+        self,
+        kind: int,
+        tensor: torch.Tensor,
+        group: Any,
+        peer: int,
+        tag: int = 0,
+        call: Call | None = None,
+        note: Any = None,
+        place: Place | None = None,
+    ) -> Message:
+        """The next message to or from global rank `peer` (see `monitor.send`)."""
+        nbytes = tensor.numel() * tensor.element_size()
+        if kind == SEND:
+            self.recorder.sent(peer, nbytes)
+        message = Message(self, kind, peer, nbytes, call, note)
+        if self.announcer is not None:
+            if call is None:
+                self._announce(message, tensor, group, tag, place or find_place(3))
+            elif call.post is not None and call.tallied:
+                self._tally(message, call)
+        return message
+
+    def _tally(self, message: Message, call: Call) -> None:
+        """A message inside a picolib collective: the collectives have been compared, so counting is enough."""
+        tallied_as = CALL_SEND if message.kind == SEND else CALL_RECV
+        with self.announcer.threads.lock:
+            message.index = self.announcer.writer.tally(call.post.channel, call.post.number, tallied_as, message.peer)
+        message.post, message.place = call.post, call.place.text
+
+    def _announce(self, message: Message, tensor: torch.Tensor, group: Any, tag: int, place: Place) -> None:
+        known = self.announcer.group(group)
+        kind, peer, announcer = message.kind, message.peer, self.announcer
+        if peer == self.rank:
+            announcer.fail(_to_oneself(message, place))
+        signature = announcer.signature(
+            ("message", tensor.dtype, tensor.shape),
+            lambda: {"name": "message", "shapes": [list(tensor.shape)], "dtypes": [_dtype(tensor.dtype)]},
+        )
+        message.place, message.memory = place.text, range_of(tensor)
+        message.post = announcer.message(kind, known, peer, tag, signature, place, message.nbytes)
+        if message.post is not None:
+            announcer.compare_message(kind, known, peer, tag, message.post)
+        if 0 < len(self.pending) <= _MANY_PENDING:
+            self._check_overlap(message)
+
+    def _check_overlap(self, message: Message) -> None:
+        for other in self.pending.values():
+            both_read = message.kind == other.kind == SEND
+            if not both_read and other.memory is not None and message.memory.overlaps(other.memory):
+                self.announcer.fail(_overlap(message, other))
+
+    def returned(self) -> None:
+        """The learner's function is through (see `monitor.returned`)."""
+        if self.announcer is None:
+            return
+        left = list(self.pending.values())
+        if left:
+            self.announcer.fail(_not_waited_for(left))
+        self.announcer.writer.set_state(RETURNED)
+
+
+NO_PLACE = Place("", 0, None, True)
+_op_names: dict[Any, str] = {}
+
+
+def op_name(op: Any) -> str:
+    """ "SUM" for torch's ReduceOp.SUM, in any of the forms that it comes in."""
+    kind = getattr(op, "op", op)
+    return getattr(kind, "name", None) or str(kind).rsplit(".", 1)[-1].split(":")[0].rstrip(">")
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _described(name: str, kinds: Any, op: Any, root: Any, algorithm: Any, label: Any, extra: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {"name": name, "dtypes": [_dtype(dtype) for dtype, _ in kinds]}
+    if any(shape is not None for _, shape in kinds):
+        fields["shapes"] = [list(shape) for _, shape in kinds if shape is not None]
+    fields.update({"op": op, "root": root, "algorithm": algorithm, "label": label})
+    if extra is not None:
+        fields[extra[0]] = extra[1]
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _where(text: str) -> str:
+    return source_line(*json.loads(text)[:2]) if text else ""
+
+
+def _verb(message: Message) -> str:
+    return f"{'i' if message.pending else ''}{_NAMES[message.kind]}"
+
+
+def _to_oneself(message: Message, place: Place) -> str:
+    name = "send" if message.kind == SEND else "recv"
+    rank = message.peer
+    return (
+        f"rank {rank}: {name} to or from rank {rank} itself; ranks can only exchange messages with others.\n"
+        f"      {_where(place.text)}\nCopy the tensor instead: buffer.copy_(tensor)."
+    )
+
+
+def _changed(message: Message) -> str:
+    rank = message.observer.rank
+    return (
+        f"rank {rank}: the tensor was changed after isend to rank {message.peer} and before wait(), "
+        f"so nobody knows what was sent.\n      {_where(message.place)}\n"
+        "Wait for the handle first, or send a copy: isend(tensor.clone(), ...)."
+    )
+
+
+def _overlap(message: Message, other: Message) -> str:
+    rank, new = message.observer.rank, _NAMES[message.kind]
+    return (
+        f"rank {rank}: {new} {'to' if message.kind == SEND else 'from'} rank {message.peer} uses memory that the "
+        f"{_verb(other)} {'to' if other.kind == SEND else 'from'} rank {other.peer} still needs.\n"
+        f"      {_where(other.place)}\n      {_where(message.place)}\n"
+        "Wait for the first handle before the memory is used again, or receive into another tensor."
+    )
+
+
+def _not_waited_for(messages: list[Message]) -> str:
+    lines = []
+    for message in messages[:5]:
+        way = "to" if message.kind == SEND else "from"
+        lines.append(f"      {_verb(message)} {way} rank {message.peer}:  {_where(message.place)}")
+    first = messages[0]
+    count = f"{len(messages)} handles were" if len(messages) > 1 else f"the handle of {_verb(first)} was"
+    headline = f"rank {first.observer.rank}: {count} never waited for, so the data may never arrive."
+    return "\n".join([headline, *lines, "Keep the handle and call wait() before the function returns."])

@@ -1,0 +1,93 @@
+"""Where in the learner's own code a call comes from.
+
+Frames of torch, picolib, the standard library and installed packages are skipped: what remains is a
+cell, a script or the learner's own modules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+import zlib
+from functools import lru_cache
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+_PICOLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB = tuple({os.path.realpath(sysconfig.get_path(p)) + os.sep for p in ("stdlib", "platstdlib")})
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_MASK = (1 << 64) - 1
+
+LEARNER, LIBRARY, DISTRIBUTED = 0, 1, 2
+
+
+class Place(NamedTuple):
+    """A call's origin.
+
+    text: JSON `[file, line, function]` of the innermost frame of the learner's.
+    stack: hash of all the learner's frames, equal in all processes that run the same code.
+    public: the function of `torch.distributed` that the learner called, if it was one.
+    direct: the learner (or a picolib function) called it, rather than something else inside torch.
+    """
+
+    text: str
+    stack: int
+    public: str | None
+    direct: bool
+
+
+@lru_cache(maxsize=4096)
+def kind_of(filename: str) -> int:
+    """Whose code a file is: the learner's, a library's, or torch.distributed's front door."""
+    if filename.startswith(_TORCH):
+        front = filename.endswith(("distributed_c10d.py", "c10d_logger.py"))
+        return DISTRIBUTED if front else LIBRARY
+    if filename.startswith(_PICOLIB) or filename.startswith("<frozen") or filename == "<string>":
+        return LIBRARY
+    if any(part in filename for part in _PACKAGES) or os.path.realpath(filename).startswith(_STDLIB):
+        return LIBRARY
+    return LEARNER
+
+
+@lru_cache(maxsize=4096)
+def _crc(filename: str) -> int:
+    return zlib.crc32(filename.encode("utf-8", "replace"))
+
+
+_texts: dict[tuple[str, int, int], str] = {}
+
+
+def _place_text(frame: FrameType) -> str:
+    """The line is looked up once for each instruction: finding it is the dear part."""
+    code = frame.f_code
+    key = (code.co_filename, code.co_firstlineno, frame.f_lasti)
+    text = _texts.get(key)
+    if text is None:
+        text = _texts[key] = json.dumps([code.co_filename, frame.f_lineno, code.co_name])
+    return text
+
+
+def find_place(depth: int = 1) -> Place:
+    """The place in the learner's code from which the function `depth` frames up was called."""
+    frame: FrameType | None = sys._getframe(depth)
+    text, public, direct, stack = "", None, True, 0
+    while frame is not None:
+        code = frame.f_code
+        filename = code.co_filename
+        kind = kind_of(filename)
+        if kind == LEARNER:
+            text = text or _place_text(frame)
+            stack = (stack * 1000003 ^ _crc(filename) ^ (code.co_firstlineno << 20) ^ frame.f_lasti) & _MASK
+        elif not text:
+            if kind == DISTRIBUTED:
+                if code.co_name != "wrapper":
+                    public = code.co_name
+            elif filename.startswith(_TORCH):
+                direct = False
+        frame = frame.f_back
+    return Place(text, stack, public, direct)
