@@ -27,6 +27,7 @@ class Group(NamedTuple):
     members: list[int]
     text: Text
     neighbours: list[int]
+    name: str
 
 
 class Post(NamedTuple):
@@ -58,19 +59,20 @@ class Announcer:
         known = self.groups.get(group)
         if known is None:
             members = dist.get_process_group_ranks(group)
-            known = self.groups[group] = self.named_group(group.group_name, members)
+            name = "world" if group is dist.group.WORLD else group.group_name
+            known = self.groups[group] = self.named_group(name, members)
         return known
 
     def named_group(self, name: str, members: list[int]) -> Group:
         """A conversation of `members` under a name that all of them use."""
-        text = json.dumps(members)
+        text = json.dumps([name, *members])
         place = members.index(self.rank) if self.rank in members else 0
         neighbours = {members[place - 1], members[(place + 1) % len(members)]} - {self.rank}
         key = text_hash(f"{name}|{text}".encode())
-        return Group(key, members, self.writer.text(text), sorted(neighbours))
+        return Group(key, members, self.writer.text(text), sorted(neighbours), name)
 
     def signature(self, key: Any, fields: Callable[[], dict[str, Any]]) -> Text:
-        """The text that stands for a call; equal texts, equal calls. `key` stands for the fields, which are made once."""
+        """The text that stands for a call; equal texts, equal calls. `fields()` is asked once for each `key`."""
         text = self.signatures.get(key)
         if text is None:
             if len(self.signatures) > 4096:
@@ -125,7 +127,7 @@ class Announcer:
         self, group: Group, post: Post, mine: Any, peer: int, channel: Channel, theirs: Any, address: int
     ) -> None:
         """Two calls in a row that stand crosswise on two ranks have changed places."""
-        before_address, before_number = self.previous.get((group.key,), (0, -1))
+        before_address, before_number = self.previous.get(group.key, (0, -1))
         if theirs.stack == mine.stack or before_number != post.number - 1 or before_address == address:
             return
         my_last, their_last = self._own_entry(post, -1), self.readers[peer].entry(channel, post.number - 1)

@@ -39,16 +39,14 @@ COLLECTIVE, SEND, RECV = 1, 2, 3  # the kinds of channel, and of wait
 CALL_SEND, CALL_RECV = 4, 5  # further kinds of wait: for a message inside a collective of picolib
 TALLIED, DIRECT = 1, 2  # flags of an entry: its messages are counted one by one; the learner made the call
 
-HEADER = struct.Struct(
-    "<IiQIIIIQ"
-)  # state, free threads, progress, collective/message channels, overflow, -, complaint
-WAIT = struct.Struct(
-    "<QIIQqQIIQd"
-)  # id, kind, channel, number, peer, index in call, place offset, -, place hash, since
-CHANNEL = struct.Struct("<QIIQqqIIQ")  # count, kind, -, group, peer, tag, members offset, -, members hash
-ENTRY = struct.Struct(
-    "<QQQQIIIIQQ"
-)  # number + 1, signature, stack, place (hashes); their offsets; flags; bytes; detail
+# state, threads that may still act, progress, channels in use (collectives, messages), overflow, -, complaint's length
+HEADER = struct.Struct("<IiQIIIIQ")
+# id, kind, channel, number, peer, index in call, place (offset, -, hash), since
+WAIT = struct.Struct("<QIIQqQIIQd")
+# count, kind, -, group, peer, tag, members (offset, -, hash)
+CHANNEL = struct.Struct("<QIIQqqIIQ")
+# number + 1, signature, stack, place (hashes), signature, place, detail (offsets), flags, bytes, detail (hash)
+ENTRY = struct.Struct("<QQQQIIIIQQ")
 HEADER_SIZE = WAIT_SIZE = CHANNEL_SIZE = ENTRY_SIZE = 64
 assert max(s.size for s in (HEADER, WAIT, CHANNEL, ENTRY)) <= 64
 

@@ -19,7 +19,7 @@ def collective_mismatch(readers: Sequence[Reader], group: Any, number: int, rank
     posts = {r: _post(readers[r], group.key, number) for r in group.members}
     posts = {r: entry for r, entry in posts.items() if entry is not None}
     mine, theirs = (wording.fields(readers[r], posts.get(r)) for r in (rank, peer))
-    where = f"call number {number + 1} of {wording.group(group.members, len(readers))}"
+    where = f"call number {number + 1} of {wording.group(group.name, group.members)}"
     headline, hint = _difference(mine, theirs, rank, peer, where)
     return "\n".join([headline, *_table(readers, posts), hint])
 
@@ -111,8 +111,8 @@ def swapped(
     name = wording.fields(readers[rank], mine[1]).get("name")
     first, second = mine[0].number + 1, mine[1].number + 1
     lines = [
-        f"Ranks {min(rank, peer)} and {max(rank, peer)} make two {name} calls in opposite orders, so their data are mixed "
-        f"(calls number {first} and {second} of {wording.group(group.members, len(readers))})."
+        f"Ranks {min(rank, peer)} and {max(rank, peer)} make two {name} calls in opposite orders, so their data "
+        f"are mixed (calls number {first} and {second} of {wording.group(group.name, group.members)})."
     ]
     for r, pair in sorted([(rank, mine), (peer, theirs)], key=lambda x: x[0]):
         for entry in pair:

@@ -94,7 +94,9 @@ class _Story:
         return members_of(self.readers[rank], channel)
 
     def group(self, b: Any) -> str:
-        return wording.group(self.members(b.rank, b.channel), len(self.readers))
+        from picolib.launch.watch import group_of
+
+        return wording.group(*group_of(self.readers[b.rank], b.channel))
 
     def reasons(self) -> list[str]:
         """For each rank that is waited for: why it does not come."""

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
+from picolib.launch import misuse
 from picolib.launch.announce import Announcer, Group, Post
-from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RECV, RETURNED, SEND, Board
+from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RETURNED, SEND, Board
 from picolib.launch.memory import Range, fingerprint, range_of
+from picolib.launch.misuse import NAMES
 from picolib.launch.places import Place, find_place
 from picolib.launch.trace import Recorder
-from picolib.launch.wording import source_line
 
 _MANY_PENDING = 256  # more handles in flight are not searched for overlapping memory
-_NAMES = {SEND: "send", RECV: "recv"}
 
 
 class Waiting:
@@ -123,14 +123,14 @@ class Message:
         """The message has been handed over (sender) or has arrived (receiver)."""
         label = self.call.label if self.call is not None else None
         self.observer.recorder.event(
-            _NAMES[self.kind], self.start, peer=self.peer, nbytes=self.nbytes, label=_NAMES[self.kind], call=label,
+            NAMES[self.kind], self.start, peer=self.peer, nbytes=self.nbytes, label=NAMES[self.kind], call=label,
             note=self.note,
         )  # fmt: skip
         if self.pending:
             self.pending = False
             self.observer.pending.pop(id(self), None)
             if self.sample is not None and fingerprint(self.memory) != self.sample:
-                self.observer.announcer.fail(_changed(self))
+                self.observer.announcer.fail(misuse.changed(self))
 
 
 class Observer:
@@ -213,7 +213,7 @@ class Observer:
         known = self.announcer.group(group)
         kind, peer, announcer = message.kind, message.peer, self.announcer
         if peer == self.rank:
-            announcer.fail(_to_oneself(message, place))
+            announcer.fail(misuse.to_oneself(message, place))
         signature = announcer.signature(
             ("message", tensor.dtype, tensor.shape),
             lambda: {"name": "message", "shapes": [list(tensor.shape)], "dtypes": [_dtype(tensor.dtype)]},
@@ -229,7 +229,7 @@ class Observer:
         for other in self.pending.values():
             both_read = message.kind == other.kind == SEND
             if not both_read and other.memory is not None and message.memory.overlaps(other.memory):
-                self.announcer.fail(_overlap(message, other))
+                self.announcer.fail(misuse.overlap(message, other))
 
     def returned(self) -> None:
         """The learner's function is through (see `monitor.returned`)."""
@@ -237,7 +237,7 @@ class Observer:
             return
         left = list(self.pending.values())
         if left:
-            self.announcer.fail(_not_waited_for(left))
+            self.announcer.fail(misuse.not_waited_for(left))
         self.announcer.writer.set_state(RETURNED)
 
 
@@ -263,50 +263,3 @@ def _described(name: str, kinds: Any, op: Any, root: Any, algorithm: Any, label:
     if extra is not None:
         fields[extra[0]] = extra[1]
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _where(text: str) -> str:
-    return source_line(*json.loads(text)[:2]) if text else ""
-
-
-def _verb(message: Message) -> str:
-    return f"{'i' if message.pending else ''}{_NAMES[message.kind]}"
-
-
-def _to_oneself(message: Message, place: Place) -> str:
-    name = "send" if message.kind == SEND else "recv"
-    rank = message.peer
-    return (
-        f"rank {rank}: {name} to or from rank {rank} itself; ranks can only exchange messages with others.\n"
-        f"      {_where(place.text)}\nCopy the tensor instead: buffer.copy_(tensor)."
-    )
-
-
-def _changed(message: Message) -> str:
-    rank = message.observer.rank
-    return (
-        f"rank {rank}: the tensor was changed after isend to rank {message.peer} and before wait(), "
-        f"so nobody knows what was sent.\n      {_where(message.place)}\n"
-        "Wait for the handle first, or send a copy: isend(tensor.clone(), ...)."
-    )
-
-
-def _overlap(message: Message, other: Message) -> str:
-    rank, new = message.observer.rank, _NAMES[message.kind]
-    return (
-        f"rank {rank}: {new} {'to' if message.kind == SEND else 'from'} rank {message.peer} uses memory that the "
-        f"{_verb(other)} {'to' if other.kind == SEND else 'from'} rank {other.peer} still needs.\n"
-        f"      {_where(other.place)}\n      {_where(message.place)}\n"
-        "Wait for the first handle before the memory is used again, or receive into another tensor."
-    )
-
-
-def _not_waited_for(messages: list[Message]) -> str:
-    lines = []
-    for message in messages[:5]:
-        way = "to" if message.kind == SEND else "from"
-        lines.append(f"      {_verb(message)} {way} rank {message.peer}:  {_where(message.place)}")
-    first = messages[0]
-    count = f"{len(messages)} handles were" if len(messages) > 1 else f"the handle of {_verb(first)} was"
-    headline = f"rank {first.observer.rank}: {count} never waited for, so the data may never arrive."
-    return "\n".join([headline, *lines, "Keep the handle and call wait() before the function returns."])

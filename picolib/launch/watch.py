@@ -13,6 +13,7 @@ deadlocked set can ever move, it stays right. It is reported when it has stood f
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -184,10 +185,14 @@ class Watcher:
 
 def members_of(reader: Reader, channel: Channel) -> list[int]:
     """Global ranks of a channel's group (nobody when the text is lost)."""
-    import json
+    return group_of(reader, channel)[1]
 
+
+def group_of(reader: Reader, channel: Channel) -> tuple[str, list[int]]:
+    """Name and global ranks of a channel's group."""
     text = reader.text(channel.members)
-    return json.loads(text) if text else []
+    name, *members = json.loads(text) if text else ("",)
+    return name, members
 
 
 def _channel_kind(wait: Wait) -> int:

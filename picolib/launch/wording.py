@@ -35,9 +35,12 @@ def ordinal(number: int) -> str:
     return f"{number}{suffix}"
 
 
-def group(members: Sequence[int], world_size: int) -> str:
-    """ "the world group" or "the group [1, 3]"."""
-    return "the world group" if list(members) == list(range(world_size)) else f"the group {list(members)}"
+def group(name: str, members: Sequence[int]) -> str:
+    """ "the world group" or "the group [1, 3] (made by new_group number 2)"."""
+    if name in ("world", "new_group"):
+        return "the world group"
+    made = f" (made by new_group number {name})" if name.isdigit() and name != "0" else ""
+    return f"the group {list(members)}{made}"
 
 
 def fields(reader: Reader, entry: Entry | None) -> dict[str, Any]:
