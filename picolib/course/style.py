@@ -18,6 +18,8 @@ ACCENT = "#b0003a"  # what a picture wants you to look at: exposed communication
 GOOD = "#00704f"
 
 RANK_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#66331a", "#331a80")
+# For things that are not ranks (algorithms, runs): Paul Tol's "muted" scheme, darkened where it was faint.
+SERIES_COLORS = ("#332288", "#cc6677", "#117733", "#b8860b", "#44aa99", "#882255", "#6699cc", "#666633")
 
 SMALL, NORMAL, LARGE, TITLE = 12, 13, 15, 17  # font sizes in pixels of a picture 800 pixels wide
 WIDTH = 800
@@ -28,6 +30,11 @@ MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 def rank_color(rank: int) -> str:
     """The colour of a rank, the same in every figure; from rank 8 on colours repeat (the number stands beside)."""
     return RANK_COLORS[rank % len(RANK_COLORS)]
+
+
+def series_color(index: int) -> str:
+    """The colour of the index-th line of a chart."""
+    return SERIES_COLORS[index % len(SERIES_COLORS)]
 
 
 def channels(color: str) -> tuple[float, float, float]:
@@ -67,6 +74,14 @@ def bytes_text(count: float) -> str:
         if count < 1000 or unit == "GB":
             return f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
     raise AssertionError("unreachable")
+
+
+def size_text(count: float) -> str:
+    """A round size at an axis or slider, in the largest unit that fits ("1 KB", "64 MB")."""
+    for unit, size in (("GB", 1024**3), ("MB", 1024**2), ("KB", 1024)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
 
 
 def seconds_text(seconds: float) -> str:

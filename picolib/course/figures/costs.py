@@ -1,0 +1,91 @@
+"""What an all-reduce costs in the alpha-beta model: a latency for each message, a time for each byte.
+
+    time = messages · α + bytes · β
+
+α is the latency of one message in seconds, β the seconds per byte (1 / bandwidth); messages and bytes are those of
+the busiest rank, which sends (or receives) one message at a time: Hockney (1994), as in Thakur, Rabenseifner and
+Gropp (2005). With `overlap=True` the messages of one round start together and share one α, as on a network whose
+latency is travel time and not work; their bytes still pass one after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """For n ranks, of the busiest one: messages, rounds, and bytes as a multiple of the tensor's size S."""
+
+    messages: Callable[[int], int]
+    rounds: Callable[[int], int]
+    share: Callable[[int], float]
+    formula: str
+
+    def seconds(self, ranks: int, nbytes: float, alpha: float, beta: float, overlap: bool = False) -> float:
+        """How long it takes to all-reduce `nbytes` on `ranks` ranks."""
+        latencies = self.rounds(ranks) if overlap else self.messages(ranks)
+        return latencies * alpha + self.share(ranks) * nbytes * beta
+
+
+def _depth(n: int) -> int:
+    return math.ceil(math.log2(n)) if n > 1 else 0
+
+
+def _doublings(n: int) -> int:
+    """log2 n, and two more where n is no power of two: the extra ranks hand over first and are told at the end."""
+    return int(math.log2(n)) + 2 * bool(n & (n - 1))
+
+
+def _others(n: int) -> int:
+    return n - 1
+
+
+def _twice_others(n: int) -> int:
+    return 2 * (n - 1)
+
+
+def _two_rounds(n: int) -> int:
+    return 2 if n > 1 else 0
+
+
+def _twice_depth(n: int) -> int:
+    return 2 * _depth(n)
+
+
+def _two_halves(n: int) -> float:
+    return 2 * (n - 1) / n
+
+
+ALL_REDUCE = {
+    "naive": Cost(_twice_others, _two_rounds, _twice_others, "2(N-1)·(α + S·β)"),
+    "one_shot": Cost(_others, lambda n: min(n - 1, 1), _others, "(N-1)·(α + S·β)"),
+    "tree": Cost(_twice_depth, _twice_depth, _twice_depth, "2·log2(N)·(α + S·β)"),
+    "recursive_doubling": Cost(_doublings, _doublings, _doublings, "log2(N)·(α + S·β)"),
+    "ring": Cost(_twice_others, _twice_others, _two_halves, "2(N-1)·(α + S/N·β)"),
+    "direct": Cost(_twice_others, _two_rounds, _two_halves, "2(N-1)·(α + S/N·β)"),
+}
+
+
+def times(
+    ranks: int, nbytes: float, alpha: float, beta: float, names: Sequence[str] = (), overlap: bool = False
+) -> dict[str, float]:
+    """Seconds of each algorithm (all of them by default)."""
+    return {name: ALL_REDUCE[name].seconds(ranks, nbytes, alpha, beta, overlap) for name in names or ALL_REDUCE}
+
+
+def winners(
+    ranks: int, sizes: Sequence[float], alpha: float, beta: float, names: Sequence[str] = (), overlap: bool = False
+) -> list[tuple[float, float, str]]:
+    """Which algorithm is the fastest from which size to which, over increasing sizes; the first named of a tie."""
+    ranges: list[tuple[float, float, str]] = []
+    for size in sizes:
+        taken = times(ranks, size, alpha, beta, names, overlap)
+        best = min(taken, key=taken.__getitem__)
+        if ranges and ranges[-1][2] == best:
+            ranges[-1] = (ranges[-1][0], size, best)
+        else:
+            ranges.append((size, size, best))
+    return [(a, ranges[i + 1][0] if i + 1 < len(ranges) else b, name) for i, (a, b, name) in enumerate(ranges)]
