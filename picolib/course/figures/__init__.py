@@ -1,0 +1,34 @@
+"""The pictures of the course, drawn from a run's own trace or from formulas that tests hold against the run.
+
+Each function returns a `Figure`, which shows itself as the last line of a cell and saves itself with `.save(path)`.
+"""
+
+from picolib.course.figures.canvas import Figure
+from picolib.course.figures.collectives import collectives_picture
+from picolib.course.figures.curves import cost_curves, loss_curves
+from picolib.course.figures.display import display_figure
+from picolib.course.figures.formula import bytes_vs_formula
+from picolib.course.figures.layouts import layouts
+from picolib.course.figures.matrix import message_matrix
+from picolib.course.figures.steps import frame, overview, walk, walk_trace
+from picolib.course.figures.timeline import timeline
+from picolib.course.figures.topology import topology
+from picolib.course.figures.waits import wait_graph
+
+__all__ = [
+    "Figure",
+    "bytes_vs_formula",
+    "collectives_picture",
+    "cost_curves",
+    "display_figure",
+    "frame",
+    "layouts",
+    "loss_curves",
+    "message_matrix",
+    "overview",
+    "timeline",
+    "topology",
+    "wait_graph",
+    "walk",
+    "walk_trace",
+]

@@ -73,7 +73,7 @@ def layouts(lit: Sequence[str] | str = tuple(LAYOUTS)) -> Figure:
 
 def _panel(figure: Figure, layout: Layout, x: float, y: float, lit: bool) -> None:
     figure.box(x, y, 250, 244, fill="#ffffff" if lit else "none", stroke=INK if lit else "#c9c9c1", radius=8)
-    ink = INK if lit else "#85857d"
+    ink = INK if lit else "#74746c"
     figure.text(x + 14, y + 22, layout.title, size=LARGE, bold=True, color=ink)
     figure.text(x + 14, y + 206, layout.says, size=SMALL, color=ink)
     figure.text(x + 14, y + 225, layout.talks, size=SMALL, color=ink, bold=lit)
@@ -85,7 +85,7 @@ def _rank(figure: Figure, layout: Layout, rank: int, x: float, y: float, lit: bo
     color = rank_color(rank) if lit else tint(rank_color(rank), 0.3)
     figure.disc(x + 9, y + 31, 9, color)
     figure.text(
-        x + 9, y + 31, str(rank), size=11, bold=True, anchor="middle", color=ink_on(color) if lit else "#85857d"
+        x + 9, y + 31, str(rank), size=11, bold=True, anchor="middle", color=ink_on(color) if lit else "#74746c"
     )
     _grid(figure, layout.model, rank, x + 23, y, 10, 15.5, color)
     _grid(figure, layout.batch, rank, x + 68, y + 9, 9, 11, color)

@@ -12,7 +12,7 @@ PANEL = 260
 SAYS = {
     "ring": ("each rank sends to the next only", "{n} links, each carries 2(N-1)/N · S"),
     "tree": ("sums go up, the result comes down", "{depth} levels up, {depth} down"),
-    "hierarchical": ("inside the nodes, across, inside", "slow links carry 1/{per_node} of the ring's bytes each"),
+    "hierarchical": ("inside the nodes, across, inside", "each rank sends S/{per_node} across, not S"),
 }
 
 
@@ -90,10 +90,10 @@ def _hierarchical(figure: Figure, x: float, ranks: int, per_node: int) -> None:
     places = {}
     for node in range(nodes):
         left = x + 8 + node * column
-        figure.box(left, 50, column - 16, 216, stroke=MUTED, radius=8)
-        figure.text(left + (column - 16) / 2, 64, f"node {node}", size=11, color=MUTED, anchor="middle")
+        figure.box(left, 44, column - 16, 206, stroke=MUTED, radius=8)
+        figure.text(left + (column - 16) / 2, 60, f"node {node}", size=11, color=MUTED, anchor="middle")
         for i in range(per_node):
-            places[node * per_node + i] = (left + (column - 16) / 2, 92 + i * 160 / max(per_node - 1, 1))
+            places[node * per_node + i] = (left + (column - 16) / 2, 88 + i * 140 / max(per_node - 1, 1))
     for rank, place in places.items():
         if (rank + 1) % per_node:
             link(figure, place, places[rank + 1], rank_color(rank))
@@ -102,7 +102,7 @@ def _hierarchical(figure: Figure, x: float, ranks: int, per_node: int) -> None:
             figure.line([(place[0] + 14, place[1]), (other[0] - 14, other[1])], ACCENT, 1.6, dash=True)
     for rank, place in places.items():
         figure.rank(*place, rank)
-    figure.text(x + 116, 278, "dashed: the slow link between nodes", size=11, color=ACCENT, anchor="middle")
+    figure.text(x + 118, 264, "dashed: the slow link between nodes", size=11, color=ACCENT, anchor="middle")
 
 
 DRAW = {"ring": _ring, "tree": _tree, "hierarchical": _hierarchical}

@@ -1,0 +1,8 @@
+"""Things to play with. Each has a question that it answers, and a static picture for where nothing runs."""
+
+from picolib.course.widgets.base import Explorer
+from picolib.course.widgets.cost import cost_explorer
+from picolib.course.widgets.deadlock import deadlock_explorer
+from picolib.course.widgets.stepper import stepper, steps
+
+__all__ = ["Explorer", "cost_explorer", "deadlock_explorer", "stepper", "steps"]
