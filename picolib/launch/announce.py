@@ -16,8 +16,10 @@ import torch.distributed as dist
 from picolib.launch import compare
 from picolib.launch.board import COLLECTIVE, DIRECT, RECV, SEND, TALLIED, Board
 from picolib.launch.places import Place
-from picolib.launch.slot import NO_TEXT, Channel, Reader, Text, Writer, text_hash
+from picolib.launch.reader import Reader
+from picolib.launch.slot import NO_TEXT, Channel, Text, text_hash
 from picolib.launch.waiting import Threads
+from picolib.launch.writer import Writer
 
 
 class Group(NamedTuple):
@@ -41,10 +43,10 @@ class Post(NamedTuple):
 class Announcer:
     """One rank's hand on the board."""
 
-    def __init__(self, board: Board, rank: int) -> None:
+    def __init__(self, board: Board, rank: int, issued: Callable[[], int]) -> None:
         self.rank = rank
         self.writer = Writer(board, rank)
-        self.threads = Threads(self.writer)
+        self.threads = Threads(self.writer, issued)
         self.readers = [Reader(board, r) for r in range(board.world_size)]
         self.channels: dict[tuple, int | None] = {}
         self.counts: dict[tuple, int] = {}

@@ -26,7 +26,7 @@ import struct
 import sys
 import tempfile
 
-WAITS = 8  # threads of one rank that can be blocked at once
+WAITS = 8  # threads of one rank that can be blocked at once; the last place is for OPAQUE
 COLLECTIVE_CHANNELS = 64  # process groups per rank
 MESSAGE_CHANNELS = 512  # combinations of (direction, group, peer, tag)
 COLLECTIVE_RING = 64  # how far one rank can run ahead and still be compared
@@ -37,10 +37,12 @@ TEXT_BYTES = 1024 * 1024
 RUNNING, RETURNED, ENDED = 1, 2, 3  # the state of a rank
 COLLECTIVE, SEND, RECV = 1, 2, 3  # the kinds of channel, and of wait
 CALL_SEND, CALL_RECV = 4, 5  # further kinds of wait: for a message inside a collective of picolib
+OPAQUE = 6  # and: inside torch's own C++ code
 TALLIED, DIRECT = 1, 2  # flags of an entry: its messages are counted one by one; the learner made the call
 
-# state, threads that may still act, progress, channels in use (collectives, messages), overflow, -, complaint's length
-HEADER = struct.Struct("<IiQIIIIQ")
+# state, threads that may still act, progress, channels in use (collectives, messages), overflow, -, complaint's length,
+# collectives that torch has started in the world group (as of which progress)
+HEADER = struct.Struct("<IiQIIIIQQQ")
 # id, kind, channel, number, peer, index in call, place (offset, -, hash), since
 WAIT = struct.Struct("<QIIQqQIIQd")
 # count, kind, -, group, peer, tag, members (offset, -, hash)

@@ -8,7 +8,8 @@ from typing import Any
 
 from picolib.launch import wording
 from picolib.launch.board import COLLECTIVE
-from picolib.launch.slot import Entry, Reader
+from picolib.launch.reader import Reader
+from picolib.launch.slot import Entry
 
 _PATIENCE = 0.25  # seconds for the others to reach the call, so that a difference names all of them
 

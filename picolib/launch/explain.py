@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from picolib.launch import wording
-from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RECV, RETURNED, SEND
-from picolib.launch.slot import Channel, Reader
+from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, OPAQUE, RECV, RETURNED, SEND
+from picolib.launch.reader import Reader
+from picolib.launch.slot import Channel
 
 
 def explain(readers: Sequence[Reader], picture: Any, stuck: set[int]) -> str:
@@ -39,7 +40,7 @@ class _Story:
         """Each blocked thread: its call and its line. Ranks that wait alike in one collective share a line."""
         alike: dict[tuple, list[Any]] = {}
         for b in self.blocked:
-            key = (self.call(b), self.line(b)) if b.wait.kind == COLLECTIVE else (b.rank, b.wait.id)
+            key = (self.call(b), self.line(b)) if b.wait.kind in (COLLECTIVE, OPAQUE) else (b.rank, b.wait.id)
             alike.setdefault(key, []).append(b)
         lines = []
         for same in alike.values():
@@ -50,6 +51,8 @@ class _Story:
 
     def call(self, b: Any) -> str:
         """What a thread waits in: "recv from rank 3 (float32 [4], tag 5)", "all_reduce of float32 [4], ..."."""
+        if b.wait.kind == OPAQUE:
+            return f"torch's own code, for collective number {b.wait.number} that torch started in the world group"
         described = wording.fields(self.readers[b.rank], b.entry)
         if b.wait.kind == COLLECTIVE:
             return f"{wording.call(described)}, call number {b.wait.number + 1} of {self.group(b)}"
@@ -121,6 +124,8 @@ class _Story:
 
     def lacks(self, b: Any, rank: int) -> str:
         """What `rank` has not done."""
+        if b.wait.kind == OPAQUE:
+            return f"has started only {self.readers[rank].issued()} of them"
         if b.wait.kind == SEND:
             return f"never called a matching recv for rank {b.rank}'s message{self.how_manyth(b)}"
         if b.wait.kind == RECV:
@@ -139,6 +144,8 @@ class _Story:
 
     def short(self, b: Any) -> str:
         """A wait in few words, for the middle of a sentence."""
+        if b.wait.kind == OPAQUE:
+            return "torch's own code"
         name = wording.fields(self.readers[b.rank], b.entry).get("name", "a call")
         if b.wait.kind == COLLECTIVE:
             return f"{name}, call number {b.wait.number + 1} of {self.group(b)}"
@@ -174,7 +181,7 @@ class _Story:
             return "use the same tag and the same group on both sides of a message."
         if "new_group" in names:
             return "call new_group on every rank, for every group and in the same order, not inside a branch."
-        if kinds & {COLLECTIVE, CALL_SEND, CALL_RECV}:
+        if kinds & {COLLECTIVE, CALL_SEND, CALL_RECV, OPAQUE}:
             return self.collective_advice()
         if kinds == {RECV} and len(self.stuck) > 1:
             return ("let some ranks send before they receive (for example every even rank), "
@@ -185,7 +192,7 @@ class _Story:
         return "give every send one recv on the other side (and every recv one send), on all paths through the code."
 
     def collective_advice(self) -> str:
-        groups = {b.channel.group for b in self.blocked if b.wait.kind not in (SEND, RECV)}
+        groups = {b.channel.group for b in self.blocked if b.wait.kind not in (SEND, RECV, OPAQUE)}
         if len(groups) > 1:
             return "let all ranks enter the groups in the same order."
         if any(rank in self.gone for b in self.blocked for rank in b.missing):

@@ -180,6 +180,7 @@ def _check_memory(observer: Observer, told: Told, group: Any) -> None:
 
 def _message(original: Callable, kind: int) -> Callable:
     def method(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
+        _count_message(group)
         observer = _active()
         if observer is None:
             return original(group, tensors, *args)
@@ -196,6 +197,12 @@ def _message(original: Callable, kind: int) -> Callable:
         return work
 
     return method
+
+
+def _count_message(group: Any) -> None:
+    observer = monitor.observer()
+    if observer is not None and group is dist.group.WORLD:
+        observer.messages_posted += 1
 
 
 def remember(work: Any, record: Call | Message) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from picolib.launch import misuse
 from picolib.launch.announce import Announcer, Group, Post
@@ -60,7 +61,7 @@ class Call:
         """This rank is blocked inside torch's own collective (picolib's block in their messages)."""
         if self.post is None or self.tallied:
             return Waiting(None, None, "")
-        place = find_place(2).text if self.async_op else self.place.text
+        place = find_place().text if self.async_op else self.place.text
         return Waiting(self.observer.announcer, (COLLECTIVE, self.post.channel, self.post.number, 0, 0), place)
 
     def done(self) -> None:
@@ -106,7 +107,7 @@ class Message:
         """This rank is blocked until the message has gone through."""
         if self.post is None:
             return Waiting(None, None, "")
-        place = find_place(2).text if self.pending else self.place
+        place = find_place().text if self.pending else self.place
         kind = self.kind if self.call is None else (CALL_SEND if self.kind == SEND else CALL_RECV)
         what = (kind, self.post.channel, self.post.number, self.peer, self.index)
         return Waiting(self.observer.announcer, what, place)
@@ -139,8 +140,9 @@ class Observer:
     def __init__(self, board: Board | None, rank: int, world_size: int, events: bool) -> None:
         self.rank = rank
         self.recorder = Recorder(rank, world_size, events)
-        self.announcer = Announcer(board, rank) if board is not None else None
+        self.messages_posted = 0  # in the world group: torch counts them with its collectives
         self.pending: dict[int, Message] = {}
+        self.announcer = Announcer(board, rank, self.issued) if board is not None else None
 
     def collective(
         self,
@@ -164,7 +166,7 @@ class Observer:
         if self.announcer is None:
             return Call(self, full_name, None, NO_PLACE, tallied, async_op)
         known = group if isinstance(group, Group) else self.announcer.group(group)
-        place = place or find_place(3)
+        place = place or find_place()
         kinds = tuple((t.dtype, t.shape if strict_shapes else None) for t in tensors)
         op = op if op is None or isinstance(op, str) else op_name(op)
         signature = self.announcer.signature(
@@ -197,7 +199,7 @@ class Observer:
         message = Message(self, kind, peer, nbytes, call, note)
         if self.announcer is not None:
             if call is None:
-                self._announce(message, tensor, group, tag, place or find_place(3))
+                self._announce(message, tensor, group, tag, place or find_place())
             elif call.post is not None and call.tallied:
                 self._tally(message, call)
         return message
@@ -238,7 +240,16 @@ class Observer:
         left = list(self.pending.values())
         if left:
             self.announcer.fail(misuse.not_waited_for(left))
-        self.announcer.writer.set_state(RETURNED)
+        with self.announcer.threads.lock:
+            self.announcer.writer.set_state(RETURNED)
+            self.announcer.writer.set_issued(self.issued())
+
+    def issued(self) -> int:
+        """Collectives that torch has started in the world group, from Python or by itself."""
+        try:
+            return dist.group.WORLD._get_sequence_number_for_group() - self.messages_posted
+        except (AttributeError, RuntimeError):  # no group any more, or a backend that doesn't count
+            return 0
 
 
 NO_PLACE = Place("", 0, None, True)

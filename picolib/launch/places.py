@@ -72,9 +72,9 @@ def _place_text(frame: FrameType) -> str:
     return text
 
 
-def find_place(depth: int = 1) -> Place:
-    """The place in the learner's code from which the function `depth` frames up was called."""
-    frame: FrameType | None = sys._getframe(depth)
+def find_place(frame: FrameType | None = None) -> Place:
+    """The place in the learner's code from which the caller, or the function of `frame`, was called."""
+    frame = frame or sys._getframe(1)
     text, public, direct, stack = "", None, True, 0
     while frame is not None:
         code = frame.f_code

@@ -1,38 +1,63 @@
 """Which threads of this rank are blocked, and which could still start some communication.
 
 A rank takes part in a deadlock only when none of its threads can go on. Threads that wait in a
-communication call say so on the board. The others are looked at: one that runs the learner's code is
-free, unless it sits in a lock or a join without a time-out (then it waits for a thread of this same
-rank). Threads that run no code of the learner's (progress bars, pin-memory threads) don't count.
+communication call say so on the board. The others are looked at by a sampler, a few times a second:
+
+- One that runs the learner's code is free, unless it sits in a lock or a join without a time-out (then
+  it waits for a thread of this same rank). Threads that run no code of the learner's (progress bars,
+  pin-memory threads) don't count.
+- The main thread may stand in torch's own C++ code (DDP's reducer waits inside `backward`). That is a
+  wait when it stays in the same place for a second, using no processor time; whether it is for good,
+  the number of collectives that torch has started tells (`watch.py`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
-from picolib.launch.board import WAITS
-from picolib.launch.places import LEARNER, kind_of
-from picolib.launch.slot import Text, Writer
+import torch
 
-_SAMPLE_SECONDS = 0.1
+from picolib.launch.board import OPAQUE, WAITS
+from picolib.launch.places import LEARNER, find_place, kind_of
+from picolib.launch.slot import Text
+from picolib.launch.writer import Writer
+
+_SAMPLE_SECONDS = 0.2
+_OPAQUE_SECONDS = 1.0
+_OPAQUE_INDEX = WAITS - 1
+_TORCH = torch.__path__[0]
+_OPAQUE_FILES = tuple(
+    os.path.join(_TORCH, *path.split("/"))
+    for path in ("autograd/graph.py", "nn/parallel/distributed.py", "_ops.py", "distributed/distributed_c10d.py")
+)
 _LOCK_MODULES = ("threading.py", "queue.py", "_base.py", "thread.py")
 _LOCK_CALLS = ("join", "wait", "get", "put", "result", "_wait_for_tstate_lock", "acquire", "__enter__", "shutdown")
 
 
 class Threads:
-    """The rank's table of blocked threads."""
+    """The rank's table of blocked threads, and the sampler that fills in what calls can't tell."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, issued: Callable[[], int] = lambda: 0) -> None:
         self.writer = writer
+        self.issued = issued
         self.lock = threading.RLock()
+        self.main = threading.main_thread().ident
         self.ours = {t.ident for t in threading.enumerate()} - {threading.get_ident()}  # the launcher's own threads
-        self.alone = 1 + len(self.ours)
         self.index: dict[int, int] = {}
         self.waiting: set[int] = set()
-        self.sampler: threading.Thread | None = None
+        self.stands_in: tuple | None = None
+        self.since = self.sampled = time.monotonic()
+        self.used = 0.0
+        self.opaque = False
+        sampler = threading.Thread(target=self._sample, name="picolib-threads", daemon=True)
+        sampler.start()
+        self.ours.add(sampler.ident)
+        self.alone = threading.active_count()
 
     def begin(self, kind: int, channel: int, number: int, peer: int, index: int, place: Text) -> int | None:
         """The calling thread is blocked from now on; None when the table is full."""
@@ -42,8 +67,8 @@ class Threads:
             if thread is None:
                 return None
             self.waiting.add(me)
-            if self.sampler is not None or threading.active_count() > self.alone:
-                self._watch_other_threads()
+            if threading.active_count() > self.alone:
+                self.writer.set_free_threads(self._count_free())
             self.writer.begin_wait(thread, kind, channel, number, peer, index, place)
             return thread
 
@@ -51,29 +76,21 @@ class Threads:
         """The calling thread runs again."""
         with self.lock:
             self.waiting.discard(threading.get_ident())
-            if self.sampler is not None:
+            if self.waiting:
                 self.writer.set_free_threads(1)
             self.writer.end_wait(thread)
 
     def _index_of(self, ident: int) -> int | None:
         if ident not in self.index:
-            if len(self.index) == WAITS:
+            if len(self.index) == _OPAQUE_INDEX:
                 alive = sys._current_frames()
                 self.index = {i: n for i, n in self.index.items() if i in alive}
-            unused = set(range(WAITS)) - set(self.index.values())
+            unused = set(range(_OPAQUE_INDEX)) - set(self.index.values())
             if not unused:
                 self.writer.set_free_threads(1)
                 return None
             self.index[ident] = min(unused)
         return self.index[ident]
-
-    def _watch_other_threads(self) -> None:
-        """Count now, and keep counting: a thread that blocks in a lock tells nobody."""
-        if self.sampler is None:
-            self.sampler = threading.Thread(target=self._sample, name="picolib-threads", daemon=True)
-            self.sampler.start()
-            self.ours.add(self.sampler.ident)
-        self.writer.set_free_threads(self._count_free())
 
     def _count_free(self) -> int:
         frames = sys._current_frames()
@@ -84,7 +101,38 @@ class Threads:
         while True:
             time.sleep(_SAMPLE_SECONDS)
             with self.lock:
-                self.writer.set_free_threads(self._count_free())
+                self._look_at_main()
+                if self.waiting:
+                    self.writer.set_free_threads(self._count_free())
+                self.writer.set_issued(self.issued())
+
+    def _look_at_main(self) -> None:
+        """Note when the main thread has stood in torch's own code for a while."""
+        frame = sys._current_frames().get(self.main)
+        stands_in = (id(frame), frame.f_lasti, self.issued()) if frame is not None and self._could_wait(frame) else None
+        now, used = time.monotonic(), time.process_time()
+        if stands_in is None or stands_in != self.stands_in or used - self.used > 0.1 * (now - self.sampled):
+            self.since = now
+        self.stands_in, self.used, self.sampled = stands_in, used, now
+        opaque = now - self.since >= _OPAQUE_SECONDS
+        if opaque != self.opaque:
+            self._set_opaque(opaque, frame)
+
+    def _could_wait(self, frame: FrameType) -> bool:
+        """Whether this innermost frame of the main thread is one in which torch communicates by itself."""
+        in_call = self.main in self.waiting and not self.opaque
+        return not in_call and frame.f_code.co_filename.endswith(_OPAQUE_FILES) and not torch.cuda.is_initialized()
+
+    def _set_opaque(self, opaque: bool, frame: FrameType | None) -> None:
+        self.opaque = opaque
+        if opaque:
+            self.waiting.add(self.main)
+            place = self.writer.text(find_place(frame=frame).text)
+            self.writer.set_free_threads(self._count_free())
+            self.writer.begin_wait(_OPAQUE_INDEX, OPAQUE, 0, self.issued(), 0, 0, place)
+        else:
+            self.waiting.discard(self.main)
+            self.writer.end_wait(_OPAQUE_INDEX)
 
 
 def may_communicate(frame: FrameType | None) -> bool:

@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from picolib.launch.board import CALL_SEND, COLLECTIVE, RECV, RETURNED, RUNNING, SEND, Board
-from picolib.launch.slot import Channel, Entry, Reader, Wait
+from picolib.launch.board import CALL_SEND, COLLECTIVE, OPAQUE, RECV, RETURNED, RUNNING, SEND, Board
+from picolib.launch.reader import Reader
+from picolib.launch.slot import Channel, Entry, Wait
 
 STABLE_SECONDS = 0.6  # a deadlock is reported when it has stood this long
 COMPLAINT_SECONDS = 1.0  # a mismatch that its rank has noted but not raised
@@ -39,7 +40,7 @@ class Blocked(NamedTuple):
 
     rank: int
     wait: Wait
-    channel: Channel
+    channel: Channel | None
     entry: Entry | None
     missing: tuple[int, ...]
     any_of: bool = False
@@ -127,6 +128,12 @@ class Watcher:
         """The rank's waits, or None when one of them is (or may be) served already."""
         found = []
         for wait in waits:
+            if wait.kind == OPAQUE:
+                behind = self._behind(rank, wait)
+                if not behind:
+                    return None
+                found.append(Blocked(rank, wait, None, None, behind))
+                continue
             channel = self.readers[rank].channel(_channel_kind(wait), wait.channel)
             missing = self._missing(rank, wait, channel)
             if not missing:
@@ -134,6 +141,11 @@ class Watcher:
             entry = self.readers[rank].entry(channel, wait.number)
             found.append(Blocked(rank, wait, channel, entry, missing, channel.peer == ANY_RANK))
         return found
+
+    def _behind(self, rank: int, wait: Wait) -> tuple[int, ...]:
+        """Ranks that have certainly not started as many of torch's own collectives."""
+        issued = [(r, reader.issued()) for r, reader in enumerate(self.readers) if r != rank]
+        return tuple(r for r, count in issued if count is not None and count < wait.number)
 
     def _missing(self, rank: int, wait: Wait, channel: Channel) -> tuple[int, ...]:
         """Ranks whose part is not on the board. Where that can't be known, the wait counts as served."""

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from picolib.launch.frames import place as name_of_place
-from picolib.launch.slot import Entry, Reader, Text
+from picolib.launch.reader import Reader
+from picolib.launch.slot import Entry, Text
 
 _CELL_LINE = re.compile(r"(?P<file><ipython-input[^>\n]*>|[^\s\"']*ipykernel_[^\s,\"']*), line (?P<line>\d+)")
 
