@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from picolib.launch import frames
+from picolib.launch.chatter import Filter
 from picolib.launch.errors import MismatchError, RankError, RunError
 
-VICTIM_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "connection refused")
+VICTIM = re.compile(
+    r"connection (closed|reset) by peer|broken pipe|connection refused|writev|application timeout", re.I
+)
+NO_MEMORY = re.compile(r"can't allocate memory|not enough memory|out of memory|cannot allocate memory", re.I)
+TOO_SMALL = re.compile(r"op\.preamble\.length <= op\.nbytes\D*(\d+) vs (\d+)")
 SIGNALS = {
     "SIGSEGV": "crashed with a segmentation fault",
-    "SIGABRT": "aborted",
+    "SIGABRT": "crashed (abort)",
     "SIGBUS": "crashed with a bus error",
     "SIGFPE": "crashed with an arithmetic error",
-    "SIGKILL": "was killed",
+    "SIGILL": "crashed with an illegal instruction",
     "SIGTERM": "was terminated",
 }
 
@@ -34,65 +40,115 @@ class Failures:
     def __bool__(self) -> bool:
         return bool(self.order)
 
-    def _note(self, rank: int) -> None:
-        if not self.order:
-            self.first = time.monotonic()
-        if rank not in self.order:
-            self.order.append(rank)
-
     def raised(self, rank: int, told: Mapping[str, Any]) -> None:
         """Rank `rank` has told of an exception (see `frames.describe_exception`)."""
         self.errors[rank] = told
         self._note(rank)
 
     def died(self, rank: int, code: int) -> None:
-        """Rank `rank` has ended without a result."""
+        """Rank `rank` has ended without a result; a negative code is a signal's number."""
         if rank not in self.errors:
             self.deaths[rank] = code
             self._note(rank)
 
-    def patience(self) -> float:
-        """Seconds to wait after the first failure for a better explanation."""
-        return 0.1 if any(not self.is_victim(rank) for rank in self.order) else 1.0
+    def _note(self, rank: int) -> None:
+        if not self.order:
+            self.first = time.monotonic()
+        self.order.append(rank)
+
+    def heard_enough(self, returned: int) -> bool:
+        """Whether the cause is known: a rank that lost its connection waits for the one that broke it."""
+        if len(self.order) + returned >= self.world_size:
+            return True
+        only_victims = all(self.is_victim(rank) for rank in self.order)
+        return time.monotonic() > self.first + (1.0 if only_victims else 0.1)
 
     def is_victim(self, rank: int) -> bool:
         """Whether this rank only noticed that another one is gone."""
-        text = self.errors[rank]["text"].lower() if rank in self.errors else ""
-        return any(words in text for words in VICTIM_WORDS)
+        return rank in self.errors and bool(VICTIM.search(self.errors[rank]["text"]))
 
-    def cause(self) -> int:
-        """The rank that failed first, victims last."""
-        return min(self.order, key=lambda rank: (self.is_victim(rank), self.order.index(rank)))
+    def alike(self) -> list[int]:
+        """The ranks that failed first, all in the same line in the same way; the cause is the lowest of them."""
+        first = min(self.order, key=lambda rank: (self.is_victim(rank), self.order.index(rank)))
+        return sorted(rank for rank in self.order if self._kind(rank) == self._kind(first))
 
-    def error(self, output: Any = None) -> RunError:
-        """The exception to raise in the kernel."""
-        rank = self.cause()
-        others = [other for other in range(self.world_size) if other != rank]
-        stopped = f"\n{_name(others)} stopped because rank {rank} failed." if others else ""
+    def _kind(self, rank: int) -> tuple:
         if rank in self.deaths:
-            return RankError(f"rank {rank} {_decode(self.deaths[rank])}{stopped}", rank)
+            return (self.deaths[rank],)
         told = self.errors[rank]
-        kind = MismatchError if "MismatchError" in told["kinds"] else RankError
-        where = frames.render(told)
-        text = f"rank {rank} failed with {told['type']}: {told['text']}\n{where}{stopped}"
-        return kind(text, rank, frames.render(told, full=True) + f"\n{told['type']}: {told['text']}")
+        return (told["type"], self.is_victim(rank), *map(tuple, frames.of_learner(told["frames"])[-1:]))
+
+    def error(self, crash: Callable[[int], Filter], out_of_memory: bool = False) -> RunError:
+        """The exception to raise in the kernel.
+
+        Args:
+            crash: what a rank has written about its own crash.
+            out_of_memory: the system has killed something for lack of memory during this run.
+        """
+        alike = self.alike()
+        rank = alike[0]
+        rest = "".join(f"\n{line}" for line in self._others(alike))
+        if rank in self.deaths:
+            text = f"rank {rank} {_decode(self.deaths[rank], crash(rank), out_of_memory)}"
+            return RankError(text + rest, rank, "\n".join(crash(rank).crash))
+        told = self.errors[rank]
+        if "MismatchError" in told["kinds"]:
+            return MismatchError(told["text"], rank, frames.full(told))
+        where = frames.explain(told)
+        text = f"rank {rank} {_headline(told)}" + (f"\n{where}" if where else "")
+        return RankError(text + rest, rank, frames.full(told))
+
+    def _others(self, alike: list[int]) -> Iterable[str]:
+        same = alike[1:]
+        if same:
+            yield f"{name(same)} failed in the same {'line' if alike[0] in self.errors else 'way'}."
+        different = [rank for rank in sorted(self.order) if rank not in alike and not self.is_victim(rank)]
+        for rank in different[:3]:
+            told = self.errors.get(rank)
+            yield f"rank {rank} failed too" + (f": {told['type']}: {told['text']}" if told else ".")
+        stopped = [rank for rank in range(self.world_size) if rank not in alike and rank not in different[:3]]
+        if stopped:
+            yield f"{name(stopped)} stopped because rank {alike[0]} failed."
 
 
-def _decode(code: int) -> str:
+def _headline(told: Mapping[str, Any]) -> str:
+    if "code" in told:
+        code = told["code"]
+        return f"called sys.exit({'' if code is None else repr(code)}) before returning"
+    if "MemoryError" in told["kinds"] or NO_MEMORY.search(told["text"]):
+        return f"ran out of memory: {told['text'] or told['type']}"
+    if told["type"] == "KeyboardInterrupt":
+        return "was interrupted"
+    return f"failed with {told['type']}: {told['text']}" if told["text"] else f"failed with {told['type']}"
+
+
+def _decode(code: int, crash: Filter, out_of_memory: bool) -> str:
+    where = frames.render(frames.of_learner(crash.stack()))
+    where = f"\n{where}" if where else ""
     if code >= 0:
-        return f"ended (exit code {code}) before returning"
-    name = signal.Signals(-code).name
-    return f"{SIGNALS.get(name, 'ended by a signal')} ({name})"
+        return f"ended (exit code {code}) before returning{where}"
+    try:
+        signal_name = signal.Signals(-code).name
+    except ValueError:
+        signal_name = f"signal {-code}"
+    small = TOO_SMALL.search("\n".join(crash.crash))
+    if small:
+        return f"received a message of {small[1]} bytes into a buffer of {small[2]} bytes{where}"
+    if signal_name == "SIGKILL":
+        if out_of_memory:
+            return "was killed by the system because memory ran out (SIGKILL)"
+        return "was killed (SIGKILL), by hand or by the system for lack of memory"
+    return f"{SIGNALS.get(signal_name, 'was ended by a signal')} ({signal_name}){where}"
 
 
-def _name(ranks: Sequence[int]) -> str:
-    """ "ranks 0-2, 4" for a list of ranks."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+def name(ranks: Iterable[int]) -> str:
+    """ "rank 2", or "ranks 0-2, 4"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
         else:
-            runs.append([rank])
-    return "ranks " + ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+            spans.append([rank])
+    words = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
+    single = len(spans) == 1 and len(spans[0]) == 1
+    return ("rank " if single else "ranks ") + ", ".join(words)

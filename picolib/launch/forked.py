@@ -6,6 +6,7 @@ import json
 import os
 import select
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -92,7 +93,6 @@ class ForkServer:
     def close(self) -> None:
         """End the server; it takes its ranks with it."""
         self.connection.close()
-        self._log.close()
         if self.owner == os.getpid():
             try:
                 self.process.wait(5)
@@ -131,10 +131,15 @@ class ForkedRanks:
         self._readers = [wire.FrameReader() for _ in range(self.world_size)]
         self._pipes: list[int] = []
         server.wait_ready()
-        server.ask({"do": "run", "shared": len(shared), **request})
-        socket.send_fds(server.connection, [b"s"], shared)
-        for rank in range(self.world_size):
-            self._connect(rank)
+        try:
+            server.ask({"do": "run", "shared": len(shared), **request})
+            socket.send_fds(server.connection, [b"s"], shared)
+            for rank in range(self.world_size):
+                self._connect(rank)
+        except BaseException:  # half a request: this server cannot be asked again
+            server.close()
+            self.close()
+            raise
         self._selector.register(server.connection, selectors.EVENT_READ, ("server", -1))
 
     def _connect(self, rank: int) -> None:
@@ -165,7 +170,14 @@ class ForkedRanks:
                 yield from self._output(kind, rank, key.fd)
 
     def _from_server(self) -> Iterator[Event]:
-        for message in self.server.messages():
+        try:
+            messages = self.server.messages()
+        except (ServerGone, OSError):  # killed; the system has ended its ranks with it
+            self._selector.unregister(self.server.connection)
+            self.ended = True
+            yield from (("exit", rank, -signal.SIGKILL) for rank in sorted(self.running))
+            return
+        for message in messages:
             if "exit" in message:
                 rank, code = message["exit"]
                 self.running.discard(rank)
@@ -200,9 +212,24 @@ class ForkedRanks:
             except OSError:  # already gone
                 pass
 
+    def dump(self) -> None:
+        """Make all ranks write on their stderr where they are."""
+        self._ask("dump")
+
     def kill(self) -> None:
         """End all ranks and what they have started, whatever they are doing."""
-        self.server.ask({"do": "kill"})
+        self._ask("kill")
+
+    def _ask(self, what: str) -> None:
+        try:
+            self.server.ask({"do": what})
+        except ServerGone:  # told as an event
+            pass
+
+    def abandon(self) -> None:
+        """The server does not get its ranks ended: end the server, which takes them with it."""
+        self._selector.unregister(self.server.connection)
+        self.server.close()
 
     def close(self) -> None:
         """Close the kernel's ends of the pipes."""

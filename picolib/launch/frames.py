@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-LAUNCHER = str(Path(__file__).parent)
+PICOLIB = str(Path(__file__).parent.parent) + os.sep
+LAUNCHER = str(Path(__file__).parent) + os.sep
+Frame = Sequence[Any]  # file, line, function, source (may be empty)
 
 
-def describe_exception(error: BaseException) -> dict[str, Any]:
+def describe_exception(error: BaseException, depth: int = 0) -> dict[str, Any]:
     """What the kernel needs to show this exception; plain data, so that any exception class can be told."""
     stack = traceback.extract_tb(error.__traceback__)
-    told = {
+    told: dict[str, Any] = {
         "type": type(error).__name__,
         "text": _text_of(error),
         "frames": [(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in stack],
@@ -25,8 +29,8 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
     if isinstance(error, SystemExit):
         told["code"] = error.code if isinstance(error.code, (int, str, type(None))) else str(error.code)
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None:
-        told["before"] = describe_exception(before)
+    if before is not None and depth < 5:
+        told["before"] = describe_exception(before, depth + 1)
         told["because"] = error.__cause__ is not None
     return told
 
@@ -34,7 +38,8 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
 def _text_of(error: BaseException) -> str:
     try:
         notes = [str(note) for note in getattr(error, "__notes__", ())]
-        return "\n".join([str(error), *notes])
+        inner = [f"  {type(one).__name__}: {one}" for one in getattr(error, "exceptions", ())]
+        return "\n".join([str(error), *inner, *notes])
     except Exception as failure:
         return f"<its text cannot be made: {type(failure).__name__}>"
 
@@ -46,37 +51,65 @@ def place(filename: str, line: int) -> str:
 
 
 def _cell_name(filename: str) -> str | None:
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     try:
-        label, name = shell.compile.format_code_name(filename)
-        return name
-    except (AttributeError, TypeError):  # no shell, or not a cell
+        shell = sys.modules["IPython"].get_ipython()
+        return shell.compile.format_code_name(filename)[1]
+    except (KeyError, AttributeError, TypeError):  # no shell, or not the file of a cell
         return None
 
 
 def _short(filename: str) -> str:
-    for folder in sorted(sys.path, key=len, reverse=True):
-        if folder and filename.startswith(folder + os.sep):
+    """The path as seen from the folder of sys.path that holds it (the longest one)."""
+    for folder in sorted({folder or os.curdir for folder in sys.path}, key=len, reverse=True):
+        folder = os.path.abspath(folder)
+        if filename.startswith(folder + os.sep):
             return os.path.relpath(filename, folder)
     return filename
 
 
 def is_library(filename: str) -> bool:
-    """Whether a file belongs to Python or an installed package rather than to the learner."""
-    parts = Path(filename).parts
-    return "site-packages" in parts or filename.startswith((sys.base_prefix + os.sep + "lib", "<frozen"))
+    """Whether a file belongs to Python, an installed package or picolib rather than to the learner."""
+    if filename.startswith(("<frozen", PICOLIB)) or filename == "<string>":
+        return True
+    if {"site-packages", "dist-packages"} & set(Path(filename).parts):
+        return True
+    return filename.startswith(sysconfig.get_path("stdlib") + os.sep)
 
 
-def render(told: Mapping[str, Any], full: bool = False) -> str:
-    """The lines under an error: where it happened, with the source. `full` keeps the libraries' frames."""
-    frames = [frame for frame in told["frames"] if not frame[0].startswith(LAUNCHER)]
-    if not full:
-        last = len(frames) - 1
-        frames = [frame for index, frame in enumerate(frames) if index == last or not is_library(frame[0])]
+def of_learner(frames: Sequence[Frame]) -> list[Frame]:
+    """The learner's frames and the innermost one, whosever it is."""
+    frames = [frame for frame in frames if not frame[0].startswith(LAUNCHER)]
+    last = len(frames) - 1
+    return [frame for index, frame in enumerate(frames) if index == last or not is_library(frame[0])]
+
+
+def render(frames: Sequence[Frame]) -> str:
+    """Two lines a frame: where it is, and its source."""
     lines = []
-    for filename, line, name, source in frames:
-        lines.append(f"  {place(filename, line)}, in {name}")
-        source = source or linecache.getline(filename, line).strip()
+    for (filename, line, name, source), repeated in itertools.groupby(map(tuple, frames)):
+        lines.append(f"  {place(filename, line)}" + (f", in {name}" if name != "<module>" else ""))
+        source = linecache.getline(filename, line).strip() or source
         if source:
             lines.append(f"      {source}")
+        count = len(list(repeated))
+        if count > 1:
+            lines.append(f"      ({count:,} times in a row)")
     return "\n".join(lines)
+
+
+def explain(told: Mapping[str, Any]) -> str:
+    """The lines under "rank 3 failed with …": the learner's lines, and what came before."""
+    parts = [render(of_learner(told["frames"]))]
+    before = told.get("before")
+    if before:
+        word = "caused by" if told["because"] else "while handling"
+        parts.append(f"  {word} {before['type']}: {before['text']}\n{explain(before)}")
+    return "\n".join(part for part in parts if part)
+
+
+def full(told: Mapping[str, Any]) -> str:
+    """The whole traceback, libraries included, in Python's order."""
+    before = told.get("before")
+    start = full(before) + "\n\nthen\n\n" if before else ""
+    frames = [frame for frame in told["frames"] if not frame[0].startswith(LAUNCHER)]
+    return f"{start}{render(frames)}\n{told['type']}: {told['text']}"

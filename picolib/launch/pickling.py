@@ -6,15 +6,20 @@ import io
 import mmap
 import os
 import pickle
+import sys
 import tempfile
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import torch
 
-from picolib.launch import wire
+from picolib.launch import culprits, wire
+
+# cloudpickle would send a file's content in its place, which is not what the learner means.
+_OF_THIS_PROCESS = (io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -28,6 +33,9 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj) is types.CodeType:  # cloudpickle drops the file name, and with it the cell in tracebacks
             make, fields = self.dispatch_table[types.CodeType](obj)[:2]
             return _rebuild_code, (make, fields, obj.co_filename)
+        notebook = not isinstance(obj, (type, types.FunctionType)) and culprits.package(obj) in culprits.OF_THE_NOTEBOOK
+        if notebook or (isinstance(obj, _OF_THIS_PROCESS) and obj not in (sys.stdin, sys.stdout, sys.stderr)):
+            raise pickle.PicklingError(f"a {type(obj).__name__} belongs to this process")
         return super().reducer_override(obj)
 
 
@@ -72,5 +80,36 @@ def from_file(descriptor: int) -> memoryview:
 
 
 def call_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
-    """The call `fn(*args)`, serialised."""
-    return dumps((fn, args))
+    """The call `fn(*args)`, serialised.
+
+    Raises:
+        TypeError: something in it cannot be sent; the sentence names it.
+    """
+    try:
+        pieces = dumps((fn, args))
+    except Exception as error:
+        reason = culprits.explain(fn, args, can_travel) or f"this call cannot be sent to ranks: {error}"
+        raise TypeError(reason) from None
+    if size_of(pieces) >= culprits.LARGE:
+        _warn_of_large(fn)
+    return pieces
+
+
+def _warn_of_large(fn: Callable[..., Any]) -> None:
+    for name, size, user in culprits.large(fn, lambda value: size_of(dumps(value))):
+        text = f"`{name}` ({size / 1e6:,.0f} MB), used by `{user}`, is sent to the ranks; load it inside if you can"
+        warnings.warn(text, UserWarning, stacklevel=5)
+
+
+def can_travel(value: Any) -> bool:
+    """Whether `value` can be serialised."""
+    try:
+        dumps(value)
+        return True
+    except Exception:
+        return False
+
+
+def size_of(pieces: list[Any]) -> int:
+    """Bytes of what `dumps` made."""
+    return sum(len(piece) for piece in pieces)

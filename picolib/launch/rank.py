@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import faulthandler
 import io
+import multiprocessing
 import os
+import signal
 import sys
 import time
 import warnings
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from picolib.launch import environment, pickling, wire
+from picolib.launch import environment, monitor, pickling, wire
+from picolib.launch.board import Board
 from picolib.launch.frames import describe_exception
 
 GIVE_UP = datetime.timedelta(days=1)  # the kernel ends a run that stands still; gloo's own time-outs never should
@@ -33,36 +36,48 @@ class NoInput(io.TextIOBase):
     read = readline  # type: ignore[assignment]
 
 
-def live(request: Mapping[str, Any], rank: int, control: Any, payload: memoryview, board: Any = None) -> None:
-    """Do this rank's part of the run and tell the kernel how it went. Never raises."""
+def live(request: dict[str, Any], rank: int, control: Any, payload: memoryview, board: int | None = None) -> None:
+    """Do this rank's part of the run and tell the kernel how it went. Raises nothing.
+
+    Args:
+        control: a connection to the kernel with `sendall` and `recv`.
+        payload: the serialised call.
+        board: file descriptor of the board; None without.
+    """
+    request["start"] = {}
     try:
-        value = _work(request, rank, payload, board)
-        pieces = _result(value, request["options"])
+        value = _work(request, rank, control, payload, board)
+        kind, pieces = b"R", _result(value, request["options"])
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: whatever ends a rank is told to the kernel
-        _send_report(control, request)
-        wire.send_frame(control, b"E", wire.encode_plain(describe_exception(error)))
-    else:
-        _send_report(control, request)
-        wire.send_frame(control, b"R", pieces)
+        kind, pieces = b"E", wire.encode_plain(describe_exception(error))
     sys.stdout.flush()
     sys.stderr.flush()
+    _send_report(control, request)
+    wire.send_frame(control, kind, pieces)
     # Teardown is agreed: another rank may still need this one's sockets, so the kernel says when to leave.
     control.recv(1)
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
-def _work(request: Mapping[str, Any], rank: int, payload: memoryview, board: Any) -> Any:
-    options = request["options"]
+def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview, board: int | None) -> Any:
+    options, world_size, start = request["options"], request["world_size"], request["start"]
+    # Whatever multiprocessing puts into temporary files goes with the run's own folder.
+    multiprocessing.current_process()._config["tempdir"] = os.path.dirname(request["store"])  # type: ignore
     if request["threads"]:
         torch.set_num_threads(request["threads"])
-    request["start"]["resident"] = resident_bytes("VmRSS")
-    join(request["store"], rank, request["world_size"], request["backend"])
+    if request.get("gpus"):
+        torch.cuda.set_device(rank % request["gpus"])
+    start["resident"] = resident_bytes("VmRSS")
+    join(request["store"], rank, world_size, request["backend"])
+    shared = None if board is None else Board.attach(board, world_size)
+    monitor.start(shared, rank, world_size, options.get("checked", True), options.get("trace", False))
     fn, args = pickling.loads(payload)
-    try:
-        _monitor().start(board, rank, request["world_size"], options.get("checked", True), options.get("trace", False))
-    except ImportError:
-        pass
-    request["start"]["clock"] = time.monotonic()
-    return fn(*args)
+    wire.send_frame(control, b"S", [])
+    start["clock"] = time.monotonic()
+    value = fn(*args)
+    monitor.returned()
+    return value
 
 
 def join(path: str, rank: int, world_size: int, backend: str) -> None:
@@ -84,17 +99,11 @@ def _result(value: Any, options: Mapping[str, Any]) -> list[Any]:
 def _send_report(control: Any, request: Mapping[str, Any]) -> None:
     start = request["start"]
     report = {
-        "monitor": _monitor().report(),
+        "monitor": monitor.report(),
         "seconds": time.monotonic() - start["clock"] if "clock" in start else 0.0,
         "memory": max(0, resident_bytes("VmHWM") - start.get("resident", 0)),
     }
     wire.send_frame(control, b"I", wire.encode_plain(report))
-
-
-def _monitor() -> Any:
-    from picolib.launch import monitor
-
-    return monitor
 
 
 def resident_bytes(field: str) -> int:
@@ -117,6 +126,8 @@ def redirect(stdout: int, stderr: int) -> None:
     sys.stdout, sys.stderr = _stream(1), _stream(2)
     sys.breakpointhook = lambda *args, **kwargs: sys.stdin.readline()
     faulthandler.enable(file=2, all_threads=False)  # a crash then says in which line of the learner's code it was
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # and so does a rank that takes too long
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"torch\b")
 

@@ -6,7 +6,6 @@ their socket: when the kernel is gone, however that came, it ends all ranks and 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -18,42 +17,51 @@ import sys
 import threading
 from typing import Any
 
-HELLO = {"ready": True}
+from picolib.launch import processes
 
 
 def main(descriptor: int) -> None:
     """Serve the kernel at the other end of `descriptor` until it is gone."""
     connection = socket.socket(fileno=descriptor)
-    _adopt_orphans()
+    processes.adopt_orphans()
     _import_everything()
+    _test_fork()
     Server(connection).serve()
 
 
 def _import_everything() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's BLAS would start threads on import
 
-    from picolib.launch import monitor, rank  # noqa: F401
+    from picolib.launch import board, instrument, monitor, pickling, rank  # noqa: F401
 
-    assert threading.active_count() == 1
-    assert not os.path.isdir("/proc/self/task") or len(os.listdir("/proc/self/task")) == 1, "a thread before the fork"
     gc.collect()
     gc.freeze()  # the collector would otherwise touch, and so copy, every page in every rank
 
 
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)
+def assert_one_thread() -> None:
+    """A fork copies one thread only: with a second one, some lock may stay locked for ever in the copy."""
+    tasks = "/proc/self/task"
+    count = len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()
+    assert count == 1, f"the fork server has {count} threads; it must have one"
 
 
-def _adopt_orphans() -> None:
-    """On Linux, sub-processes of dead ranks become children of the server, which can then end them."""
-    if sys.platform == "linux":
-        _libc().prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+def _test_fork() -> None:
+    """Whether a copy can compute; on some systems libraries crash after a fork. Then the kernel spawns ranks."""
+    assert_one_thread()
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            import torch
 
-
-def _die_with_parent() -> None:
-    """On Linux, the system kills this rank when the server dies."""
-    if sys.platform == "linux":
-        _libc().prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+            signal.alarm(10)
+            a = torch.ones(64, 64)
+            code = 0 if float((a @ a).sum()) == 64.0**3 else 1
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(process, 0)
+    if status != 0:
+        sys.exit("a forked copy of torch cannot compute here")
 
 
 class Server:
@@ -65,18 +73,19 @@ class Server:
         self.ranks: dict[int, int] = {}  # process id -> rank
         self.folder: str | None = None
         self.wake, wake = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(self.wake, False)
+        for descriptor in (self.wake, wake):
+            os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> None:
-        self.tell(HELLO)
+        """Until the kernel closes its end, or is no longer this process's parent."""
         poller = select.poll()
         for descriptor in (self.connection.fileno(), self.wake):
             poller.register(descriptor, select.POLLIN)
         try:
+            self.tell({"ready": True})
             while os.getppid() == self.kernel:
                 ready = dict(poller.poll(1000))
                 self.reap()
@@ -88,29 +97,33 @@ class Server:
             self.end_ranks()
 
     def tell(self, message: dict[str, Any]) -> None:
+        """One line of JSON to the kernel."""
         self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def obey(self) -> None:
+        """Read one request and do it."""
         size = int.from_bytes(_exactly(self.connection, 4), "little")
         request = json.loads(_exactly(self.connection, size))
         if request["do"] == "run":
             self.start(request)
         else:
-            self.kill()
+            self.signal_ranks(signal.SIGUSR1 if request["do"] == "dump" else signal.SIGKILL)
 
     def start(self, request: dict[str, Any]) -> None:
+        """Fork the ranks of one run."""
         from picolib.launch import environment
 
         self.folder = os.path.dirname(request["store"])
         environment.take_over(request["surroundings"])
-        _, shared, _, _ = socket.recv_fds(self.connection, 1, request["shared"])
+        shared = _descriptors(self.connection, request["shared"])
+        assert_one_thread()
         for rank in range(request["world_size"]):
-            _, descriptors, _, _ = socket.recv_fds(self.connection, 1, 3)
+            own = _descriptors(self.connection, 3)
             process = os.fork()
             if process == 0:
-                _be_a_rank(self, request, rank, shared, descriptors)
+                _be_a_rank(self, request, rank, shared, own)
             self.ranks[process] = rank
-            for descriptor in descriptors:
+            for descriptor in own:
                 os.close(descriptor)
         for descriptor in shared:
             os.close(descriptor)
@@ -129,39 +142,30 @@ class Server:
             if found:
                 self.tell({"exit": [self.ranks.pop(process), os.waitstatus_to_exitcode(status)]})
         if not self.ranks:
-            end_orphans()
+            processes.end_children()
             self.tell({"ended": True})
 
-    def kill(self) -> None:
+    def signal_ranks(self, number: int) -> None:
+        """Send a signal to all living ranks."""
         for process in self.ranks:
-            for kill in (os.killpg, os.kill):  # its group holds its sub-processes; it may not have made it yet
-                try:
-                    kill(process, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            processes.send(process, number)
 
     def end_ranks(self) -> None:
-        self.kill()
+        """Leave nothing behind."""
+        self.signal_ranks(signal.SIGKILL)
         for process in self.ranks:
             os.waitpid(process, 0)
-        end_orphans()
+        processes.end_children()
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def end_orphans() -> None:
-    """Kill the sub-processes that ranks have left behind (they are this process's children by now)."""
-    while True:
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children") as children:
-                left = [int(word) for word in children.read().split()]
-        except OSError:
-            return
-        if not left:
-            return
-        for process in left:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+def _descriptors(connection: socket.socket, count: int) -> list[int]:
+    """Descriptors that the kernel sends with one byte."""
+    data, descriptors, _, _ = socket.recv_fds(connection, 1, count)
+    if not data:
+        raise EOFError
+    return descriptors
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
@@ -174,12 +178,11 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _be_a_rank(server: Server, request: dict[str, Any], rank: int, shared: list[int], descriptors: list[int]) -> None:
+def _be_a_rank(server: Server, request: dict[str, Any], rank: int, shared: list[int], own: list[int]) -> None:
     """In the child: live a rank's life, then leave without running the server's own clean-up."""
     code = 1
     try:
-        os.setsid()
-        _die_with_parent()
+        processes.become_a_rank()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -189,9 +192,8 @@ def _be_a_rank(server: Server, request: dict[str, Any], rank: int, shared: list[
         from picolib.launch import pickling
         from picolib.launch import rank as life
 
-        control = socket.socket(fileno=descriptors[0])
-        life.redirect(*descriptors[1:])
-        request["start"] = {}
+        control = socket.socket(fileno=own[0])
+        life.redirect(*own[1:])
         life.live(request, rank, control, pickling.from_file(shared[0]), shared[1] if len(shared) > 1 else None)
         code = 0
     finally:
