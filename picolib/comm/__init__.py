@@ -1,5 +1,49 @@
 """Collectives built from point-to-point messages, with torch.distributed's names and signatures."""
 
-from picolib.comm.api import all_reduce
+from picolib.comm.api import (
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
+from picolib.comm.auto import algorithms
+from picolib.comm.engine import Work, poll
+from picolib.comm.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
 
-__all__ = ["all_reduce"]
+# torch has two names for these: the older one above, and the newer one.
+all_gather_single = all_gather_into_tensor
+reduce_scatter_single = reduce_scatter_tensor
+
+__all__ = [
+    "P2POp",
+    "Work",
+    "algorithms",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "gather",
+    "irecv",
+    "isend",
+    "poll",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]

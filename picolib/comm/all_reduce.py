@@ -6,12 +6,20 @@ n is the number of ranks, S the vector's size in bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from picolib.comm.chunks import split
-from picolib.comm.engine import Steps
+from picolib.comm import all_gather, reduce_scatter
+from picolib.comm.chunks import segments, split
+from picolib.comm.engine import Steps, side_by_side
+from picolib.comm.fold import fold
 from picolib.comm.ops import Reduction
 from picolib.comm.p2p import Link
+
+# A ring works on pieces of the vector at a time: while one piece is being combined, others are on the wire.
+SEGMENT_BYTES = 4 << 20
+SEGMENTS_IN_FLIGHT = 4
 
 
 def naive(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
@@ -19,57 +27,121 @@ def naive(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
 
     2 steps. Rank 0 receives and sends (n-1)·S bytes: the more ranks, the longer it takes.
     """
-    if link.rank == 0:
-        others = range(1, link.size)
-        inbox = torch.empty(link.size, vector.numel(), dtype=vector.dtype)
-        yield [link.recv(inbox[r], r, step=0) for r in others]
-        for r in others:
-            op(vector, inbox[r], out=vector)
-        op.finish(vector, link.size)
-        yield [link.send(vector, r, step=1) for r in others]
-    else:
+    if link.rank > 0:
         yield [link.send(vector, 0, step=0)]
         yield [link.recv(vector, 0, step=1)]
+        return
+    inbox = list(vector.new_empty(link.size, vector.numel()))
+    yield [link.recv(inbox[r], r, step=0) for r in range(1, link.size)]
+    for r in range(1, link.size):
+        op(vector, inbox[r], out=vector)
+    op.finish(vector, link.size)
+    yield [link.send(vector, r, step=1) for r in range(1, link.size)]
+
+
+def one_shot(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """Everybody sends everything to everybody, and each combines all contributions for itself.
+
+    1 step, (n-1)·S bytes sent: for vectors so small that only the number of steps counts.
+    """
+    inbox = list(vector.new_empty(link.size, vector.numel()))
+    others = [(link.rank + k) % link.size for k in range(1, link.size)]
+    receives = [link.recv(inbox[r], r, step=0) for r in reversed(others)]
+    yield receives + [link.send(vector, r, step=0) for r in others]
+    contributions = [*inbox[: link.rank], vector, *inbox[link.rank + 1 :]]
+    op.combine_all(contributions, out=vector, scratch=inbox[link.rank])
+    op.finish(vector, link.size)
+
+
+def direct(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """Reduce-scatter and all-gather, each with all its chunks at once.
+
+    2 steps, 2(n-1)/n·S bytes sent.
+    """
+    chunks = split(vector, link.size)
+    yield from reduce_scatter.direct(link, chunks, chunks[link.rank], op)
+    yield from all_gather.direct(link, chunks)
 
 
 def ring(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
     """Reduce-scatter around the ring, then all-gather around the ring (Patarasuk & Yuan 2009).
 
-    2(n-1) steps. Each rank sends 2(n-1)/n·S bytes to its right neighbour, however many ranks there are.
+    2(n-1) steps, 2(n-1)/n·S bytes sent, whatever the number of ranks. A long vector goes in several segments,
+    one ring each, a few at the same time.
     """
+    pieces = segments(vector, SEGMENT_BYTES * link.size)
+    yield from side_by_side((ring_once(link, piece, op) for piece in pieces), SEGMENTS_IN_FLIGHT)
+
+
+def ring_once(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """The ring all-reduce of one segment."""
     chunks = split(vector, link.size)
-    yield from ring_reduce_scatter(link, chunks, op)
-    yield from ring_all_gather(link, chunks)
+    yield from reduce_scatter.ring(link, chunks, chunks[link.rank], op)
+    yield from all_gather.ring(link, chunks)
 
 
-def ring_reduce_scatter(link: Link, chunks: list[torch.Tensor], op: Reduction) -> Steps:
-    """Each chunk travels once around the ring and collects every rank's share; chunk r ends on rank r.
+def tree(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """Up a binary tree, combining on the way, and the result down again. Rank r's children are 2r+1 and 2r+2.
 
-    n-1 steps. In each, a rank sends the chunk it added to last and adds its share to the one that arrives.
-    Rank r starts with chunk r-1, so rank 0 of 4 sends chunks 3, 2, 1 and ends with chunk 0 complete.
+    2·log2(n) steps; at most 3·S bytes sent by a rank, S by a leaf.
     """
-    left, right = (link.rank - 1) % link.size, (link.rank + 1) % link.size
-    arriving = torch.empty_like(chunks[0])
-    for step in range(link.size - 1):
-        outgoing, partial = (link.rank - 1 - step) % link.size, (link.rank - 2 - step) % link.size
-        arrived = arriving[: chunks[partial].numel()]
-        yield [
-            link.recv(arrived, left, chunk=partial, step=step),
-            link.send(chunks[outgoing], right, chunk=outgoing, step=step),
-        ]
-        op(arrived, chunks[partial], out=chunks[partial])
-    op.finish(chunks[link.rank], link.size)
+    children = [child for child in (2 * link.rank + 1, 2 * link.rank + 2) if child < link.size]
+    parent = (link.rank - 1) // 2
+    inbox = [torch.empty_like(vector) for _ in children]
+    yield [link.recv(box, child, step=0) for box, child in zip(inbox, children, strict=True)]
+    for box in inbox:
+        op(vector, box, out=vector)
+    if link.rank > 0:
+        yield [link.send(vector, parent, step=0)]
+        yield [link.recv(vector, parent, step=1)]
+    else:
+        op.finish(vector, link.size)
+    yield [link.send(vector, child, step=1) for child in children]
 
 
-def ring_all_gather(link: Link, chunks: list[torch.Tensor]) -> Steps:
-    """Rank r has chunk r complete; each step passes on the chunk that arrived last, until all have all.
+def recursive_doubling(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """Partners at distance 1, 2, 4, … exchange their partial results, each of twice as many ranks as before.
 
-    n-1 steps, (n-1)/n·S bytes sent.
+    log2(n) steps, log2(n)·S bytes sent; 2 steps more where n is no power of two.
     """
-    left, right = (link.rank - 1) % link.size, (link.rank + 1) % link.size
-    for step in range(link.size - 1):
-        outgoing, incoming = (link.rank - step) % link.size, (link.rank - 1 - step) % link.size
-        yield [
-            link.recv(chunks[incoming], left, chunk=incoming, step=step),
-            link.send(chunks[outgoing], right, chunk=outgoing, step=step),
-        ]
+    yield from _folded(link, vector, op, _double)
+
+
+def halving_doubling(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """Reduce-scatter by recursive halving, then all-gather by recursive doubling (Rabenseifner 2004).
+
+    2·log2(n) steps, 2(n-1)/n·S bytes sent; 2 steps and up to S bytes more where n is no power of two.
+    """
+    yield from _folded(link, vector, op, _halve_and_double)
+
+
+def _double(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    arrived, distance = torch.empty_like(vector), 1
+    while distance < link.size:
+        partner = link.rank ^ distance  # flip one bit: so each is the other's partner
+        yield [link.recv(arrived, partner, step=distance), link.send(vector, partner, step=distance)]
+        op.in_order(vector, arrived, link.rank < partner, out=vector)
+        distance *= 2
+
+
+def _halve_and_double(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    chunks = split(vector, link.size)
+    yield from reduce_scatter.recursive_halving(link, chunks, chunks[link.rank], op)
+    yield from all_gather.recursive_doubling(link, chunks)
+
+
+def _folded(link: Link, vector: torch.Tensor, op: Reduction, among_power_of_two: Callable[..., Steps]) -> Steps:
+    """Run an algorithm that needs a power of two; ranks too many hand in their vector before and get it back after."""
+    folded = fold(link.size)
+    if folded.place_of(link.rank) is None:
+        yield [link.send(vector, link.rank - 1, step=0)]
+        yield [link.recv(vector, link.rank - 1)]
+        return
+    if folded.has_pair(link.rank):
+        theirs = torch.empty_like(vector)
+        yield [link.recv(theirs, link.rank + 1, step=0)]
+        op(vector, theirs, out=vector)
+    yield from among_power_of_two(link.among(folded.ranks()), vector, op.without_average())
+    op.finish(vector, link.size)
+    if folded.has_pair(link.rank):
+        yield [link.send(vector, link.rank + 1)]

@@ -6,6 +6,7 @@ This is the only module-level state of the package, and it is keyed weakly: it g
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections import defaultdict, deque
 from typing import Any
@@ -31,22 +32,29 @@ class Group:
         self.in_flight: deque[Any] = deque()  # asynchronous collectives, oldest first
         self.mailbox: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # messages to oneself, by tag
         self.sentinel = os.urandom(8)
-        self._backends: dict[str, str] = {}
+        self._backends: dict[str, Any] = {}
 
     def next_tag(self) -> int:
         """The tag of the next collective: the same on every rank, as calls of a group come in one order."""
         self.calls += 1
         return FIRST_RESERVED_TAG + self.calls % FIRST_RESERVED_TAG
 
-    def backend(self, process_group: dist.ProcessGroup, device: torch.device) -> str:
-        """Which backend carries tensors of this device: "gloo", "nccl", … or "none"."""
-        if device.type not in self._backends:
+    def backend(self, process_group: dist.ProcessGroup, device: torch.device) -> Any:
+        """What carries tensors of this device. Asked directly, it takes a third less time per message."""
+        kind = device.type
+        if kind not in self._backends:
             try:
-                name = process_group._get_backend(device).name()
-            except RuntimeError:  # torch raises it for a device that the group has no backend for
-                name = "none"
-            self._backends[device.type] = name
-        return self._backends[device.type]
+                self._backends[kind] = process_group._get_backend(device)
+            except RuntimeError:  # torch's way to say that the group has none for this device
+                self._backends[kind] = None
+        return self._backends[kind]
+
+    def carries(self, process_group: dist.ProcessGroup, device: torch.device) -> bool:
+        """Whether tensors of this device can be sent as they are (gloo sends from host memory only)."""
+        if device.type == "cpu":
+            return True
+        backend = self.backend(process_group, device)
+        return backend is not None and backend.name() != "gloo"
 
 
 _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, Group] = weakref.WeakKeyDictionary()
@@ -55,6 +63,11 @@ _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, Group] = weakref.WeakKeyDi
 def known_groups() -> list[Group]:
     """Every group of this process in which picolib.comm has been used."""
     return list(_groups.values())
+
+
+def works_in_flight() -> int:
+    """How many asynchronous collectives are under way in all groups of this process."""
+    return sum(len(group.in_flight) for group in known_groups())
 
 
 def resolve(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, Group]:
@@ -70,6 +83,11 @@ def resolve(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, Group]:
 def is_member(group: Any) -> bool:
     """False for what torch.distributed.new_group returns to ranks outside the new group."""
     return group is not dist.GroupMember.NON_GROUP_MEMBER
+
+
+def warn_not_member(name: str) -> None:
+    """What torch does too: a rank outside the group does nothing, and says so."""
+    warnings.warn(f"{name}: this rank is not in the group, so it does nothing.", stacklevel=3)
 
 
 def _refuse_what_is_no_group(process_group: Any) -> None:

@@ -7,6 +7,7 @@ A collective sees its group through a `Link`: its own rank, the size, `send` and
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,17 +23,17 @@ _WINDOWS = [(8, ctypes.c_uint64), (4, ctypes.c_uint32), (2, ctypes.c_uint16), (1
 class Handle:
     """A message under way. `wait()` returns when its tensor may be used again."""
 
-    __slots__ = ("work", "message", "receives", "_window", "_mark")
+    __slots__ = ("work", "message", "receives", "_window", "_mark", "__weakref__")
 
-    def __init__(self, work: Any, message: monitor.Message | None, receives: bool) -> None:
+    def __init__(self, work: Any, message: Any, receives: bool) -> None:
         self.work, self.message, self.receives = work, message, receives
         self._window: Any = None
 
-    def wait(self) -> None:
-        """Block until the message has been sent, or has arrived."""
+    def wait(self, timeout: object = None) -> bool:
+        """Block until the message has been sent, or has arrived. Waiting again returns at once."""
         work, message = self.work, self.message
         if work is None:
-            return
+            return True
         if message is None:
             work.wait()
         else:
@@ -40,21 +41,7 @@ class Handle:
                 work.wait()
             message.done()
         self.work = self.message = self._window = None
-
-    def watch(self, tensor: torch.Tensor, sentinel: bytes) -> None:
-        """Mark the end of a receive buffer, before it is handed to the backend, so that arrival can be seen.
-
-        gloo's handles say whether they are complete only after `wait()`. So the buffer's last bytes are
-        overwritten with a number drawn at random once per group: when they have changed, the message is here.
-        This is a hint (a message may end in that very number); nothing but the moment of waiting rests on it.
-        """
-        nbytes = tensor.numel() * tensor.element_size()
-        for width, number in _WINDOWS:
-            if width <= nbytes:
-                self._mark = int.from_bytes(sentinel[:width], "little")
-                self._window = number.from_address(tensor.data_ptr() + nbytes - width)
-                self._window.value = self._mark
-                return
+        return True
 
     def has_arrived(self) -> bool:
         """A hint, never blocking: True when `wait()` would return at once, as far as can be seen."""
@@ -64,39 +51,97 @@ class Handle:
             return True
         return self.work.is_completed()
 
+    def is_completed(self) -> bool:
+        """Whether the tensor may be used again, without waiting for a peer. (gloo never says so of a send.)"""
+        return self.has_arrived() and self.wait()
+
+    def watch(self, tensor: torch.Tensor, sentinel: bytes) -> None:
+        """Mark the end of a receive buffer, before the backend has it, so that arrival can be seen.
+
+        gloo's handles say that they are complete only after `wait()`. So the buffer's last bytes are overwritten
+        with a number drawn at random once per group: when they have changed, the message is here. This is a hint
+        (a message may end in that very number): only the moment of waiting rests on it, never the result.
+        """
+        nbytes = tensor.numel() * tensor.element_size()
+        if nbytes == 0 or tensor.device.type != "cpu":
+            return
+        width, number = next((w, n) for w, n in _WINDOWS if w <= nbytes)
+        self._mark = int.from_bytes(sentinel[:width], "little")
+        self._window = number.from_address(tensor.data_ptr() + nbytes - width)
+        self._window.value = self._mark
+
+
+NOTHING_TO_WAIT_FOR = Handle(None, None, receives=False)
+
 
 class Link:
-    """One collective's access to its group. Ranks are group ranks: 0 to size - 1."""
+    """One collective's access to its group. Ranks are places in the group: 0 to size - 1."""
 
-    __slots__ = ("rank", "size", "_process_group", "_group", "_tag", "_call", "_polled")
+    __slots__ = ("rank", "size", "_members", "_process_group", "_group", "_backend", "_tag", "_call", "_polled",
+                 "_observed")  # fmt: skip
 
     def __init__(
         self,
         process_group: dist.ProcessGroup,
         group: Group,
         tag: int,
-        call: monitor.Call | None = None,
+        device: torch.device,
+        call: Any = None,
         polled: bool = False,
     ) -> None:
-        self.rank, self.size = group.rank, group.size
-        self._process_group, self._group, self._tag, self._call = process_group, group, tag, call
-        self._polled = polled
+        self.rank, self.size, self._members = group.rank, group.size, range(group.size)
+        self._process_group, self._group, self._tag = process_group, group, tag
+        self._backend = group.backend(process_group, device)
+        self._call, self._polled = call, polled
+        self._observed = monitor.observer() is not None
 
-    def send(self, tensor: torch.Tensor, to: int, chunk: Any = None, step: int | None = None) -> Handle:
+    def among(self, members: Sequence[int]) -> Link:
+        """The same for some of the ranks, which this one is among: `members[i]` becomes rank i."""
+        part = Link.__new__(Link)
+        for name in self.__slots__:
+            setattr(part, name, getattr(self, name))
+        part._members = [self._members[m] for m in members]
+        part.rank, part.size = list(members).index(self.rank), len(members)
+        return part
+
+    def send(self, tensor: torch.Tensor, to: int, chunk: int | None = None, step: int | None = None) -> Handle:
         """Start to send a contiguous tensor; it must not change before the handle was waited for.
 
-        `chunk` and `step` say what travels, for the pictures drawn from a trace.
+        `chunk` and `step` say what travels, for pictures drawn from a trace. Empty tensors are not sent at all:
+        both sides know the sizes.
         """
-        note = {"chunk": chunk, "step": step}
-        message = monitor.send(tensor, self._process_group, self._group.ranks[to], self._tag, self._call, note)
-        return Handle(self._process_group.send([tensor], to, self._tag), message, receives=False)
+        if not tensor.numel():
+            return NOTHING_TO_WAIT_FOR
+        return self.post_send(tensor, to, {"chunk": chunk, "step": step} if self._observed else None)
 
-    def recv(self, tensor: torch.Tensor, source: int, chunk: Any = None, step: int | None = None) -> Handle:
+    def recv(self, tensor: torch.Tensor, source: int, chunk: int | None = None, step: int | None = None) -> Handle:
         """Start to receive into a contiguous tensor; its contents are undefined until the handle was waited for."""
-        note = {"chunk": chunk, "step": step}
-        message = monitor.recv(tensor, self._process_group, self._group.ranks[source], self._tag, self._call, note)
-        handle = Handle(None, message, receives=True)
+        if not tensor.numel():
+            return NOTHING_TO_WAIT_FOR
+        return self.post_recv(tensor, source, {"chunk": chunk, "step": step} if self._observed else None)
+
+    def post_send(self, tensor: torch.Tensor, to: int, note: dict | None = None) -> Handle:
+        """Like `send`, for empty tensors too."""
+        to, message = self._members[to], None
+        if self._observed:
+            peer = self._group.ranks[to]
+            message = monitor.send(tensor, self._process_group, peer, self._tag, self._call, note)
+        return Handle(self._backend.send([tensor], to, self._tag), message, False)
+
+    def post_recv(self, tensor: torch.Tensor, source: int, note: dict | None = None) -> Handle:
+        """Like `recv`, for empty tensors too."""
+        source, message = self._members[source], None
+        if self._observed:
+            peer = self._group.ranks[source]
+            message = monitor.recv(tensor, self._process_group, peer, self._tag, self._call, note)
+        handle = Handle(None, message, True)
         if self._polled:
             handle.watch(tensor, self._group.sentinel)
-        handle.work = self._process_group.recv([tensor], source, self._tag)
+        handle.work = self._backend.recv([tensor], source, self._tag)
         return handle
+
+    def recv_from_anyone(self, tensor: torch.Tensor) -> int:
+        """Receive from whoever sends first; return the sender's rank."""
+        work = self._process_group.recv_anysource([tensor], self._tag)  # announces itself to the monitor
+        work.wait()
+        return work._source_rank()

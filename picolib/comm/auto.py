@@ -1,0 +1,103 @@
+"""Which algorithms there are, and which one `algorithm="auto"` takes.
+
+The choice is a pure function of what every rank of the group knows alike: the collective, its size in bytes and
+the number of ranks. The constants are shipped, not measured at the start, so that a run gives the same bits on
+every machine. They come from `benchmarks/collectives.py` on gloo, where what counts at first is the number
+of messages (each wakes up a process), and later the number of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from picolib.comm import all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_scatter, rooted
+from picolib.comm.hierarchical import hierarchical
+
+ALGORITHMS: dict[str, dict[str, Callable]] = {
+    "all_reduce": {
+        "naive": all_reduce.naive,
+        "ring": all_reduce.ring,
+        "recursive_doubling": all_reduce.recursive_doubling,
+        "halving_doubling": all_reduce.halving_doubling,
+        "tree": all_reduce.tree,
+        "one_shot": all_reduce.one_shot,
+        "direct": all_reduce.direct,
+        "hierarchical": hierarchical,
+    },
+    "broadcast": {
+        "naive": broadcast.naive,
+        "chain": broadcast.chain,
+        "binomial": broadcast.binomial,
+        "scatter_allgather": broadcast.scatter_allgather,
+    },
+    "all_gather": {
+        "ring": all_gather.ring,
+        "recursive_doubling": all_gather.recursive_doubling,
+        "direct": all_gather.direct,
+        "bruck": all_gather.bruck,
+    },
+    "reduce_scatter": {
+        "ring": reduce_scatter.ring,
+        "recursive_halving": reduce_scatter.recursive_halving,
+        "direct": reduce_scatter.direct,
+    },
+    "all_to_all": {"pairwise": all_to_all.pairwise, "direct": all_to_all.direct, "bruck": all_to_all.bruck},
+    "reduce": {"flat": rooted.reduce_flat, "binomial": rooted.reduce_binomial},
+    "gather": {"flat": rooted.gather_flat, "binomial": rooted.gather_binomial},
+    "scatter": {"flat": rooted.scatter_flat, "binomial": rooted.scatter_binomial},
+    "barrier": {"dissemination": barrier.dissemination},
+}
+
+# torch's other names for the same collectives.
+SAME_AS = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_single": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
+KB, MB = 1 << 10, 1 << 20
+
+
+def algorithms(name: str) -> list[str]:
+    """The algorithms of a collective, by torch's name for it; "native" is torch's own.
+
+    >>> algorithms("reduce_scatter_tensor")
+    ['ring', 'recursive_halving', 'direct', 'native']
+    """
+    name = SAME_AS.get(name, name)
+    if name not in ALGORITHMS:
+        raise ValueError(f"name must be one of {', '.join([*ALGORITHMS, *SAME_AS])}, got {name!r}.")
+    return [*ALGORITHMS[name], "native"]
+
+
+def choose(name: str, nbytes: int, size: int) -> str:
+    """The algorithm that "auto" takes on gloo.
+
+    Args:
+        name: the collective ("all_reduce", "broadcast", …).
+        nbytes: of the vector; for all-gather of all blocks together, for reduce-scatter and all-to-all of all
+            chunks together, for gather and scatter of one rank's block.
+        size: the number of ranks.
+    """
+    return _CHOICES[name](nbytes, size)
+
+
+def _all_reduce(nbytes: int, size: int) -> str:
+    if nbytes <= 16 * KB:
+        return "one_shot" if size <= 4 else "recursive_doubling"
+    return "direct" if nbytes <= 1 * MB else "ring"
+
+
+_CHOICES: dict[str, Callable[[int, int], str]] = {
+    "all_reduce": _all_reduce,
+    "broadcast": lambda nbytes, size: "binomial",
+    "all_gather": lambda nbytes, size: "direct",
+    "reduce_scatter": lambda nbytes, size: "direct",
+    "all_to_all": lambda nbytes, size: "direct",
+    "reduce": lambda nbytes, size: "binomial",
+    "gather": lambda nbytes, size: "flat",
+    "scatter": lambda nbytes, size: "flat",
+    "barrier": lambda nbytes, size: "dissemination",
+}
