@@ -10,6 +10,8 @@ from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, OPAQUE, RECV,
 from picolib.launch.reader import Reader
 from picolib.launch.slot import Channel
 
+_SHOWN = 8  # more ranks than this are summed up
+
 
 def explain(readers: Sequence[Reader], picture: Any, stuck: set[int]) -> str:
     """The whole explanation of a deadlock among the ranks `stuck`."""
@@ -34,7 +36,24 @@ class _Story:
             return f"Deadlock: {who} {verb} for {wording.ranks(missing)}, which will never answer."
         if len(self.stuck) == 1:
             return f"Deadlock: {who} waits for something that can never come."
+        circle = self.circle()
+        if circle:
+            first, *rest = circle
+            steps = [f"{first} waits for {rest[0]}"] + [
+                f"{a} for {b}" for a, b in zip(rest, [*rest[1:], first], strict=True)
+            ]
+            return f"Deadlock: {who} wait for each other in a circle ({wording.listed(steps)})."
         return f"Deadlock: {who} wait for each other, and none of them can go on."
+
+    def circle(self) -> list[int]:
+        """The stuck ranks in the order in which each waits for the next, if they are few and that is all of them."""
+        waits_for = {b.rank: b.missing[0] for b in self.blocked if len(b.missing) == 1}
+        if len(waits_for) != len(self.blocked) or not 2 <= len(self.stuck) <= _SHOWN:
+            return []
+        order = [self.stuck[0]]
+        while waits_for.get(order[-1]) not in (*order, None):
+            order.append(waits_for[order[-1]])
+        return order if len(order) == len(self.stuck) and waits_for.get(order[-1]) == order[0] else []
 
     def waits(self) -> list[str]:
         """Each blocked thread: its call and its line. Ranks that wait alike in one collective share a line."""
@@ -43,11 +62,11 @@ class _Story:
             key = (self.call(b), self.line(b)) if b.wait.kind in (COLLECTIVE, OPAQUE) else (b.rank, b.wait.id)
             alike.setdefault(key, []).append(b)
         lines = []
-        for same in alike.values():
+        for same in list(alike.values())[:_SHOWN]:
             verb = "waits" if len(same) == 1 else "wait"
             lines.append(f"  {wording.ranks({b.rank for b in same})} {verb} in {self.call(same[0])}")
             lines += [f"      {line}" for line in (self.line(same[0]), self.made_at(same[0])) if line]
-        return lines
+        return lines + ([f"  ... and {len(alike) - _SHOWN} more like these"] if len(alike) > _SHOWN else [])
 
     def call(self, b: Any) -> str:
         """What a thread waits in: "recv from rank 3 (float32 [4], tag 5)", "all_reduce of float32 [4], ..."."""
@@ -103,6 +122,10 @@ class _Story:
 
     def reasons(self) -> list[str]:
         """For each rank that is waited for: why it does not come."""
+        if self.all_alike(RECV):
+            return ["  each of them receives first; the sends that would answer come later, and are never reached."]
+        if self.all_alike(SEND):
+            return ["  a send ends only when its receiver takes the message, and each of them sends first."]
         found: dict[str, None] = {}
         for b in self.blocked:
             if b.any_of:
@@ -111,7 +134,15 @@ class _Story:
             for rank in b.missing:
                 if rank in self.gone or rank in self.stuck:
                     found[self.reason(b, rank)] = None
-        return list(found)
+        more = len(found) - _SHOWN
+        return list(found)[:_SHOWN] + ([f"  ... and {more} more reasons like these"] if more > 0 else [])
+
+    def all_alike(self, kind: int) -> bool:
+        """Whether all wait in the same kind of message for one of themselves, and nothing else explains it."""
+        return len(self.stuck) > 1 and all(
+            b.wait.kind == kind and not b.any_of and b.missing[0] in self.stuck and not self.other_tags(b, b.missing[0])
+            for b in self.blocked
+        )
 
     def reason(self, b: Any, rank: int) -> str:
         """Why `rank` does not do its part of what `b` waits for."""

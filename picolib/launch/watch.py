@@ -28,11 +28,17 @@ ANY_RANK = -1
 
 
 class Verdict(NamedTuple):
-    """What the board explains. kind: "deadlock", "mismatch" or "misuse"."""
+    """What the board explains.
+
+    kind: "deadlock", "mismatch" or "misuse".
+    rank: the (first) rank that it is about.
+    seconds: for a deadlock, how long ago the last of its ranks got stuck.
+    """
 
     kind: str
     text: str
     rank: int | None = None
+    seconds: float = 0.0
 
 
 class Blocked(NamedTuple):
@@ -107,7 +113,8 @@ class Watcher:
             return None
         from picolib.launch.explain import explain
 
-        return Verdict("deadlock", explain(self.readers, picture, stuck), min(stuck))
+        stuck_since = max(wait.since for rank in stuck for wait in picture.waits[rank])
+        return Verdict("deadlock", explain(self.readers, picture, stuck), min(stuck), now - stuck_since)
 
     def picture(self) -> Picture:
         """Read the board; ranks that moved meanwhile count as running."""
