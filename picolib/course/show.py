@@ -1,0 +1,60 @@
+"""`show(f)`: the library's own source in the lesson, instead of a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from picolib.course.source import source_of
+
+# What gives away the answer to which exercise.
+ANSWERS = {
+    "picolib.comm.all_reduce.ring_reduce_scatter": "2.3",
+    "picolib.comm.all_reduce.ring_all_gather": "2.4",
+    "picolib.comm.all_reduce.ring": "2.4",
+    "picolib.comm.all_reduce.recursive_doubling": "2.6",
+}
+
+
+class Notice:
+    """A sentence in place of an output."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return "> " + self.text
+
+
+def show(thing: Any, spoil: bool = False) -> None:
+    """Show the source of a function, class, method or module, with the file it stands in.
+
+    What answers an exercise that you have not solved yet is shown with `spoil=True` only.
+    """
+    from IPython.display import display
+
+    display(view(thing, spoil, exercise_is_open))
+
+
+def view(thing: Any, spoil: bool, is_open: Callable[[str], bool]) -> Any:
+    """What `show` displays: the source, or a notice that it would give an answer away."""
+    source = source_of(thing)
+    exercise = ANSWERS.get(f"{getattr(thing, '__module__', '')}.{source.name}")
+    if exercise is None or spoil or not is_open(exercise):
+        return source
+    return Notice(
+        f"`{source.name}` answers exercise {exercise}, which is open. Try it first; to look now: "
+        f"`show({source.name}, spoil=True)`."
+    )
+
+
+def exercise_is_open(exercise: str) -> bool:
+    """Whether the learner has still to solve it; without a record of progress nothing is open."""
+    try:
+        from picolib.course.progress import is_open
+    except ImportError:
+        return False
+    return is_open(exercise)

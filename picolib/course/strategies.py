@@ -1,0 +1,93 @@
+"""The strategies of the course, compared in the course's own words: what `table()` shows below yours.
+
+N ranks, Ψ parameters, t ranks in a tensor-parallel group, b micro-batch, s sequence, h hidden; bytes count elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A row of the table: the lesson that builds the strategy, and an answer for each column."""
+
+    name: str
+    lesson: str
+    splits: str
+    replicates: str
+    collective: str
+    bytes: str
+    critical_path: str
+    saves: str
+    stop_when: str
+
+
+STRATEGIES = (
+    Strategy(
+        "averaging by hand",
+        lesson="00",
+        splits="the batch",
+        replicates="parameters, gradients, optimizer state",
+        collective="one all-reduce a parameter, after backward",
+        bytes="2(N-1)/N·Ψ",
+        critical_path="all of it",
+        saves="time",
+        stop_when="you want speed: nothing overlaps",
+    ),
+    Strategy(
+        "data parallel",
+        lesson="03",
+        splits="the batch",
+        replicates="parameters, gradients, optimizer state",
+        collective="all-reduce of buckets, during backward",
+        bytes="2(N-1)/N·Ψ",
+        critical_path="the last bucket",
+        saves="time",
+        stop_when="16Ψ bytes do not fit on one rank",
+    ),
+    Strategy(
+        "ZeRO-1, ZeRO-2",
+        lesson="04A",
+        splits="the batch; optimizer state (and gradients)",
+        replicates="parameters",
+        collective="reduce-scatter in backward, all-gather after the step",
+        bytes="2(N-1)/N·Ψ",
+        critical_path="the all-gather",
+        saves="optimizer state (and gradients) /N",
+        stop_when="the parameters alone do not fit",
+    ),
+    Strategy(
+        "FSDP",
+        lesson="04B",
+        splits="the batch; parameters, gradients, optimizer state",
+        replicates="one gathered layer at a time",
+        collective="all-gather before a layer, reduce-scatter after its backward",
+        bytes="3(N-1)/N·Ψ",
+        critical_path="the first gather, and what prefetch cannot hide",
+        saves="16Ψ/N",
+        stop_when="a layer's compute no longer hides its gather",
+    ),
+    Strategy(
+        "tensor parallel",
+        lesson="05A",
+        splits="each layer's weights",
+        replicates="norms, activations between the blocks",
+        collective="2 all-reduces a layer forward, 2 backward",
+        bytes="8(t-1)/t·b·s·h a layer",
+        critical_path="all of it",
+        saves="weights and their state /t",
+        stop_when="the ranks do not share one fast node",
+    ),
+    Strategy(
+        "sequence parallel",
+        lesson="05B",
+        splits="each layer's weights; tokens in between",
+        replicates="norm weights",
+        collective="all-gather and reduce-scatter around each block",
+        bytes="8(t-1)/t·b·s·h a layer",
+        critical_path="what overlap leaves",
+        saves="the activations between the blocks too",
+        stop_when="as tensor parallel",
+    ),
+)

@@ -1,0 +1,88 @@
+"""The running comparison of strategies: `table()` shows it, `table("data parallel", splits="...", ...)` fills a row.
+
+You fill the rows; once a row is yours, the course's own words appear below it. What you wrote is kept in
+`mine/table.json` beside your notebooks; where there is no folder `mine` (the lessons as they are), nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from picolib.course.strategies import STRATEGIES
+
+COLUMNS = {
+    "splits": "splits",
+    "replicates": "replicates",
+    "collective": "collective, when",
+    "bytes": "bytes per rank",
+    "critical_path": "on the critical path?",
+    "saves": "saves",
+    "stop_when": "stop using it when",
+}
+
+
+ROWS = {strategy.name: strategy for strategy in STRATEGIES}
+
+
+class Comparison:
+    """The table as it stands; shows itself as Markdown."""
+
+    def __init__(self, filled: Mapping[str, Mapping[str, str]]) -> None:
+        self.filled = filled
+
+    def _repr_markdown_(self) -> str:
+        lines = [_line("strategy", COLUMNS.values()), _line("---", ["---"] * len(COLUMNS))]
+        for row in ROWS.values():
+            mine = self.filled.get(row.name)
+            if mine is None:
+                lines.append(_line(row.name, [f"lesson {row.lesson}"] + ["·"] * (len(COLUMNS) - 1)))
+            else:
+                lines.append(_line(f"**{row.name}**", [mine.get(column, "·") for column in COLUMNS]))
+                lines.append(_line("*the course's words*", [f"*{getattr(row, column)}*" for column in COLUMNS]))
+        return "\n".join(lines)
+
+    __repr__ = _repr_markdown_
+
+
+def _line(first: str, cells: Iterable[str]) -> str:
+    return "| " + " | ".join([first, *(cell.replace("|", "/").replace("\n", " ") for cell in cells)]) + " |"
+
+
+def table(strategy: str | None = None, *, folder: str | Path = "mine", **cells: str) -> Comparison:
+    """The comparison table; with a strategy and your words for its columns, that row filled.
+
+    Columns: splits, replicates, collective, bytes, critical_path, saves, stop_when. folder: where `table.json` is.
+    Raises ValueError for a strategy or column that the table does not have, or an empty row.
+    """
+    folder = Path(folder)
+    filled = _read(folder)
+    if strategy is not None:
+        _check(strategy, cells)
+        filled[strategy] = filled.get(strategy, {}) | cells
+        _write(folder, filled)
+    return Comparison(filled)
+
+
+def _check(strategy: str, cells: Mapping[str, str]) -> None:
+    if strategy not in ROWS:
+        raise ValueError(f"strategy={strategy!r} is no row of the table; its rows are {', '.join(ROWS)}")
+    unknown = [name for name in cells if name not in COLUMNS]
+    if unknown:
+        raise ValueError(f"{unknown[0]}= is no column of the table; its columns are {', '.join(COLUMNS)}")
+    if not any(cells.values()):
+        raise ValueError(f'give your words for the row, such as table("{strategy}", splits="...", saves="...")')
+
+
+def _read(folder: Path) -> dict[str, dict[str, str]]:
+    try:
+        return json.loads((folder / "table.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+
+
+def _write(folder: Path, filled: Mapping[str, Mapping[str, str]]) -> None:
+    if folder.is_dir():
+        text = json.dumps(filled, indent=1, ensure_ascii=False)
+        (folder / "table.json").write_text(text + "\n", encoding="utf-8")
