@@ -92,10 +92,10 @@ METHODS: dict[str, Callable[..., Told]] = {
 _handles: dict[int, tuple[weakref.ref, Call | Message]] = {}
 
 
-def install() -> None:
-    """Replace what the board must see, once per process."""
+def install() -> bool:
+    """Replace what the board must see; whether this was the first time in this process."""
     if getattr(dist.Work.wait, "picolib", False):
-        return
+        return False
     for method, reader in METHODS.items():
         if hasattr(dist.ProcessGroup, method):
             _replace(dist.ProcessGroup, method, lambda original, r=reader: _collective(original, r))
@@ -104,6 +104,7 @@ def install() -> None:
     _replace(dist.Work, "wait", _wait)
     _replace(c10d, "_new_group_with_tag", _new_group)
     _replace(c10d, "get_group_rank", _get_group_rank)
+    return True
 
 
 def _replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:

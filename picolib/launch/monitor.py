@@ -153,13 +153,21 @@ def start(board: Any, rank: int, world_size: int, checked: bool = True, trace: b
     global _observer
     from picolib.launch import instrument
 
+    stop()
     _observer = Observer(board if checked else None, rank, world_size, trace)
-    instrument.install()
-    os.register_at_fork(after_in_child=_stop)
+    if instrument.install() and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget)
 
 
-def _stop() -> None:
-    """In a process that a rank has forked (a DataLoader's worker): it is no rank."""
+def stop() -> None:
+    """Observe no longer; for processes that serve several runs."""
+    if _observer is not None:
+        _observer.stop()
+    _forget()
+
+
+def _forget() -> None:
+    """Also in a process that a rank has forked (a DataLoader's worker): it is no rank."""
     global _observer
     _observer = None
 

@@ -244,6 +244,11 @@ class Observer:
             self.announcer.writer.set_state(RETURNED)
             self.announcer.writer.set_issued(self.issued())
 
+    def stop(self) -> None:
+        """End the sampler's thread."""
+        if self.announcer is not None:
+            self.announcer.threads.stop()
+
     def issued(self) -> int:
         """Collectives that torch has started in the world group, from Python or by itself."""
         try:

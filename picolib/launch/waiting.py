@@ -54,9 +54,10 @@ class Threads:
         self.since = self.sampled = time.monotonic()
         self.used = 0.0
         self.opaque = False
-        sampler = threading.Thread(target=self._sample, name="picolib-threads", daemon=True)
-        sampler.start()
-        self.ours.add(sampler.ident)
+        self.stopped = threading.Event()
+        self.sampler = threading.Thread(target=self._sample, name="picolib-threads", daemon=True)
+        self.sampler.start()
+        self.ours.add(self.sampler.ident)
         self.alone = threading.active_count()
 
     def begin(self, kind: int, channel: int, number: int, peer: int, index: int, place: Text) -> int | None:
@@ -97,9 +98,13 @@ class Threads:
         others = [f for ident, f in frames.items() if ident not in self.waiting and ident not in self.ours]
         return sum(may_communicate(f) for f in others)
 
+    def stop(self) -> None:
+        """End the sampler; the board may go afterwards."""
+        self.stopped.set()
+        self.sampler.join()
+
     def _sample(self) -> None:
-        while True:
-            time.sleep(_SAMPLE_SECONDS)
+        while not self.stopped.wait(_SAMPLE_SECONDS):
             with self.lock:
                 self._look_at_main()
                 if self.waiting:
