@@ -8,6 +8,7 @@ modules have imported. Collectives that torch starts in C++ (DDP's reducer) are 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -218,11 +219,13 @@ def _wait(original: Callable) -> Callable:
         if entry is None or entry[0]() is not self:
             return original(self, *args, **kwargs)
         record = entry[1]
-        if any(isinstance(a, timedelta) and a for a in (*args, *kwargs.values())):
-            result = original(self, *args, **kwargs)  # it ends by itself: nothing for the board
-        else:
-            with record.waiting():
+        ends_by_itself = any(isinstance(a, timedelta) and a for a in (*args, *kwargs.values()))
+        try:
+            with contextlib.nullcontext() if ends_by_itself else record.waiting():
                 result = original(self, *args, **kwargs)
+        except BaseException:
+            record.abandon()
+            raise
         record.done()
         return result
 

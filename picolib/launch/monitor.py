@@ -33,6 +33,9 @@ class _Nothing:
     def done(self) -> None:
         """Nothing to do."""
 
+    def abandon(self) -> None:
+        """Nothing to do."""
+
     def handle_created(self, work: Any = None) -> None:
         """Nothing to do."""
 

@@ -68,6 +68,9 @@ class Call:
         """The collective has finished on this rank."""
         self.observer.recorder.event("collective", self.start, label=self.label, call=self.label)
 
+    def abandon(self) -> None:
+        """The collective has failed on this rank."""
+
     def handle_created(self, work: Any = None) -> None:
         """The learner has a handle of this collective."""
         self.async_op = True
@@ -120,16 +123,20 @@ class Message:
             if self.kind == SEND and self.memory is not None:
                 self.sample = fingerprint(self.memory)
 
+    def abandon(self) -> None:
+        """The wait has failed or timed out: the handle is used up."""
+        self.pending = False
+        self.observer.pending.pop(id(self), None)
+
     def done(self) -> None:
         """The message has been handed over (sender) or has arrived (receiver)."""
         label = self.call.label if self.call is not None else None
+        name, peer = NAMES[self.kind], self.peer if self.peer >= 0 else None
         self.observer.recorder.event(
-            NAMES[self.kind], self.start, peer=self.peer, nbytes=self.nbytes, label=NAMES[self.kind], call=label,
-            note=self.note,
-        )  # fmt: skip
+            name, self.start, peer=peer, nbytes=self.nbytes, label=name, call=label, note=self.note
+        )
         if self.pending:
-            self.pending = False
-            self.observer.pending.pop(id(self), None)
+            self.abandon()
             if self.sample is not None and fingerprint(self.memory) != self.sample:
                 self.observer.announcer.fail(misuse.changed(self))
 
