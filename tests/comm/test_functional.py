@@ -147,7 +147,7 @@ def _every_wrong_definition():
                 _rejects(getattr(functional, name), inputs, **wrong)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2])
 def test_no_gradient_passes_under_a_definition_that_is_not_its_own(run_ranks, world_size):
     run_ranks(_every_wrong_definition, world_size)
 
@@ -178,7 +178,7 @@ def _swapped_pairs():
         _rejects(_pair(f.scatter_to_group, wrong), replicated, **FROM_REPLICATED)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2])
 def test_wrong_backwards_are_rejected(run_ranks, world_size):
     run_ranks(_swapped_pairs, world_size)
 
@@ -208,7 +208,7 @@ def test_a_rejection_names_rank_element_and_factor_and_is_the_same_on_all_ranks(
 
 
 def _sub_groups():
-    for ranks in ([1, 3], [3, 0, 2], [2]):
+    for ranks in ([1, 3], [2, 0], [2]):
         group = dist.new_group(ranks)
         if dist.get_rank() not in ranks:
             continue
@@ -236,7 +236,7 @@ def _used_twice():
     spmd_gradcheck(lambda x: tensor_parallel(tensor_parallel(x)), _random(1, 2, replicated=True), **BOTH_REPLICATED)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_functions_may_be_used_several_times_in_one_graph(run_ranks, world_size):
     run_ranks(_used_twice, world_size)
 
@@ -261,7 +261,7 @@ def _exchanges():
     spmd_gradcheck(partial(nothing, output_split_sizes=arriving), _random(2, 1), **OWN)
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_all_to_all_takes_sizes_and_two_dims(run_ranks, world_size):
     run_ranks(_exchanges, world_size)
 
