@@ -61,7 +61,7 @@ class Failures:
         if len(self.order) + returned >= self.world_size:
             return True
         only_victims = all(self.is_victim(rank) for rank in self.order)
-        return time.monotonic() > self.first + (1.0 if only_victims else 0.1)
+        return time.monotonic() > self.first + (1.5 if only_victims else 0.1)
 
     def is_victim(self, rank: int) -> bool:
         """Whether this rank only noticed that another one is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 PICOLIB = str(Path(__file__).parent.parent) + os.sep
+STDLIB = sysconfig.get_path("stdlib") + os.sep
 LAUNCHER = str(Path(__file__).parent) + os.sep
 Frame = Sequence[Any]  # file, line, function, source (may be empty)
 
@@ -67,13 +69,14 @@ def _short(filename: str) -> str:
     return filename
 
 
+@functools.lru_cache(maxsize=1024)
 def is_library(filename: str) -> bool:
     """Whether a file belongs to Python, an installed package or picolib rather than to the learner."""
     if filename.startswith(("<frozen", PICOLIB)) or filename == "<string>":
         return True
     if {"site-packages", "dist-packages"} & set(Path(filename).parts):
         return True
-    return filename.startswith(sysconfig.get_path("stdlib") + os.sep)
+    return filename.startswith(STDLIB)
 
 
 def of_learner(frames: Sequence[Frame]) -> list[Frame]:

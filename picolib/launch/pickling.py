@@ -98,7 +98,7 @@ def call_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
 def _warn_of_large(fn: Callable[..., Any]) -> None:
     for name, size, user in culprits.large(fn, lambda value: size_of(dumps(value))):
         text = f"`{name}` ({size / 1e6:,.0f} MB), used by `{user}`, is sent to the ranks; load it inside if you can"
-        warnings.warn(text, UserWarning, stacklevel=5)
+        warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def can_travel(value: Any) -> bool:

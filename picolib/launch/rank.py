@@ -64,8 +64,7 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     options, world_size, start = request["options"], request["world_size"], request["start"]
     # Whatever multiprocessing puts into temporary files goes with the run's own folder.
     multiprocessing.current_process()._config["tempdir"] = os.path.dirname(request["store"])  # type: ignore
-    if request["threads"]:
-        torch.set_num_threads(request["threads"])
+    torch.set_num_threads(request["threads"])
     if request.get("gpus"):
         torch.cuda.set_device(rank % request["gpus"])
     start["resident"] = resident_bytes("VmRSS")

@@ -20,13 +20,15 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
-def threads_per_rank(world_size: int) -> int | None:
-    """Cores divided by ranks, at least one; None when the learner has set it in the environment.
+def threads_per_rank(world_size: int) -> int:
+    """Cores divided by ranks, at least one; what OMP_NUM_THREADS or MKL_NUM_THREADS say, where the learner set them.
 
     Eight ranks with torch's default (every rank uses every core) run several times slower than with one thread each.
     """
-    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
-        return None
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        first = os.environ.get(name, "").split(",")[0].strip()
+        if first.isdigit() and int(first) > 0:
+            return int(first)
     return max(1, usable_cores() // world_size)
 
 
