@@ -1,0 +1,1 @@
+"""What each exercise asks, and how it is judged: one module a sitting."""

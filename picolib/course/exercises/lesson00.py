@@ -1,0 +1,249 @@
+"""Exercises of lesson 00: a share of the work, two ranks that block each other, gradients averaged by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from picolib.course import digits
+from picolib.course.exercise import COLLECTIVES, Case, Exercise, Traffic
+from picolib.course.exercises.data import generator
+from picolib.course.words import number_of, ranks_text
+
+LESSON = "00_welcome"
+ITEMS = 10
+
+
+# 0.1 ----------------------------------------------------------------------------------------------------------
+
+
+def share_cases(world_size: int, seed: int) -> list[Case]:
+    """The same list on every rank: 10 items for the table, then a random number of them."""
+    more = int(torch.randint(11, 40, (1,), generator=generator(seed, world_size)))
+    return [Case(kind, ((list(range(count)),),) * world_size, None) for kind, count in (("ten", ITEMS), ("more", more))]
+
+
+def judge_shares(attempt: Any) -> str | None:
+    """Every item on exactly one rank, no rank with more than one item above another, nothing sent."""
+    items, n = list(attempt.inputs()[0]), attempt.world_size
+    shares = attempt.outputs
+    empty = [rank for rank, share in enumerate(shares) if share is None]
+    if empty:
+        return f"{ranks_text(empty)} returned None. Every rank must return its own share, if need be an empty list."
+    if not all(isinstance(share, list) for share in shares):
+        rank = next(r for r, share in enumerate(shares) if not isinstance(share, list))
+        return f"rank {rank} returned {shares[rank]!r}; a list of items is asked for."
+    return _owners(items, shares, n) or _even(shares) or _quiet(attempt)
+
+
+def _owners(items: list, shares: list, n: int) -> str | None:
+    owners = {item: [rank for rank, share in enumerate(shares) for other in share if other == item] for item in items}
+    nobody = [item for item in items if not owners[item]]
+    twice = [item for item in items if len(owners[item]) > 1]
+    if twice:
+        who = f"{ranks_text(set(owners[twice[0]]))}" + ("" if len(set(owners[twice[0]])) > 1 else " twice")
+        return f"item {twice[0]} belongs to {who} (of {n} ranks): each item must have exactly one owner."
+    if nobody:
+        which = f"item {nobody[0]} belongs" if len(nobody) == 1 else f"items {', '.join(map(str, nobody))} belong"
+        return f"{which} to nobody: {len(items)} items on {n} ranks leave a remainder of {len(items) % n}."
+    strange = [item for share in shares for item in share if item not in owners]
+    return f"{strange[0]!r} is none of the items." if strange else None
+
+
+def _even(shares: list) -> str | None:
+    sizes = [len(share) for share in shares]
+    if max(sizes) - min(sizes) <= 1:
+        return None
+    return f"the shares have {', '.join(map(str, sizes))} items: share the remainder out, one item a rank."
+
+
+def _quiet(attempt: Any) -> str | None:
+    sent = sum(len(record.sends) for record in attempt.ranks)
+    if not sent:
+        return None
+    return (
+        f"{number_of(sent, 'message')} sent: a rank knows its share from its number and the world size, without asking."
+    )
+
+
+# 0.2 ----------------------------------------------------------------------------------------------------------
+
+
+def swap_cases(world_size: int, seed: int) -> list[Case]:
+    """Two ranks, a tensor each; each must end with the other's."""
+    random = torch.randn(2, 64, generator=generator(seed, 2))
+    made = []
+    for kind, pair in (("digits", [digits.contribution(r, 2) for r in range(2)]), ("float32", list(random))):
+        made.append(Case(kind, tuple((t,) for t in pair), tuple(reversed(pair))))
+    return made
+
+
+def swap_traffic(case: Case, rank: int) -> Traffic:
+    """One message each way."""
+    return Traffic(messages=1, to=frozenset({1 - rank}))
+
+
+# 0.3 ----------------------------------------------------------------------------------------------------------
+
+
+def small_llama() -> torch.nn.Module:
+    """A Llama small enough that its gradients are compared in a moment."""
+    from picolib.model import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=16,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).double()
+
+
+def parameter_shapes() -> dict[str, torch.Size]:
+    """Full name -> shape of the small Llama's parameters."""
+    return {name: p.shape for name, p in small_llama().named_parameters()}
+
+
+def gradient_cases(world_size: int, seed: int) -> list[Case]:
+    """The loss is the sum of w·x over all parameters w, so the gradient of w is x: digits first, then random."""
+    random = generator(seed, world_size)
+    shapes = parameter_shapes()
+    made = []
+    for kind in ("digits", "float64"):
+        given = [_gradients(shapes, rank, kind, random) for rank in range(world_size)]
+        mean = {name: torch.stack([g[name] for g in given]).mean(0) for name in shapes}
+        made.append(Case(kind, tuple((g,) for g in given), (mean,) * world_size))
+    return made
+
+
+def _gradients(shapes: dict, rank: int, kind: str, random: torch.Generator) -> dict[str, torch.Tensor]:
+    if kind == "digits":
+        return {name: torch.full(shape, 10.0**rank, dtype=torch.float64) for name, shape in shapes.items()}
+    return {name: torch.randn(shape, dtype=torch.float64, generator=random) for name, shape in shapes.items()}
+
+
+def backward_with(fn: Any, arguments: tuple) -> dict[str, torch.Tensor]:
+    """In a rank: a model and a loss whose gradients are known; what they are after the learner's function."""
+    (given,) = arguments
+    model = small_llama()
+    loss = sum((p * given[name]).sum() for name, p in model.named_parameters())
+    fn(model, loss)
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def judge_gradients(attempt: Any) -> str | None:
+    """Equal to the mean over ranks, parameter by parameter, on every rank, with one all-reduce a parameter."""
+    n, faults = attempt.world_size, []
+    for rank, grads in enumerate(attempt.outputs):
+        missing = [name for name, grad in grads.items() if grad is None]
+        if missing:
+            return f"rank {rank}: `{missing[0]}` has no gradient. Call loss.backward() first."
+        for name, right in attempt.case.expected[rank].items():
+            if not torch.allclose(grads[name], right, rtol=1e-10, atol=1e-12):
+                faults.append((rank, name))
+    reduced = [[c[1] for c in record.collectives if c[0] == "all_reduce"] for record in attempt.ranks]
+    return (_gradient_fault(attempt, faults, reduced[0]) if faults else None) or _one_each(attempt, reduced, n)
+
+
+def _gradient_fault(attempt: Any, faults: list, reduced: list[int]) -> str:
+    names = list(dict.fromkeys(name for _, name in faults))
+    n, rank = attempt.world_size, faults[0][0]
+    grads, right = attempt.outputs[rank], attempt.case.expected[rank]
+    everything = len(names) == len(right)
+    sent = [count for count in reduced if count > 1]
+    if everything and not sent and not any(record.sends for record in attempt.ranks):
+        return f"0 gradients were sent: every rank still has its own. {_what_was_sent(reduced)}"
+    for factor, word in ((n, "big"), (1 / n, "small")):
+        if everything and all(torch.allclose(grads[k], right[k] * factor) for k in names):
+            question = "Was it summed where it should be averaged?" if factor > 1 else "Was it divided twice?"
+            return f"rank {rank}: every gradient is exactly {n}x too {word}. {question}"
+    some = names[0] if len(names) < 3 else f"{names[0]}` and {len(names) - 1} more: `{names[1]}"
+    got, exact = float(grads[names[0]].flatten()[0]), float(right[names[0]].flatten()[0])
+    return (
+        f"rank {rank}: `{some}` differs from the mean over the ranks; the other gradients are right. "
+        if not everything
+        else f"rank {rank}: all gradients differ from the mean over the ranks. "
+    ) + f"Its first number is {got:.6g}, where {exact:.6g} is right."
+
+
+def _what_was_sent(reduced: list[int]) -> str:
+    return (
+        "Averaging the loss changes a number on the screen, not the gradients."
+        if reduced
+        else "Nothing was all-reduced."
+    )
+
+
+def _one_each(attempt: Any, reduced: list[list[int]], n: int) -> str | None:
+    wanted = len(attempt.case.expected[0])
+    if len(reduced[0]) == wanted or any(record.sends for record in attempt.ranks):
+        return None
+    return (
+        f"The gradients are right, with {number_of(len(reduced[0]), 'all-reduce')} for {wanted} parameters. "
+        "Here it is one a parameter, by hand; lesson 03 makes it fewer."
+    )
+
+
+EXERCISES = (
+    Exercise(
+        id="0.1",
+        function="my_share",
+        title="your share of 10 items",
+        lesson=LESSON,
+        sitting="00",
+        difficulty=1,
+        minutes=5,
+        task="Return this rank's share of a list: every item on exactly one rank, shares as even as possible, nothing sent.",
+        cases=share_cases,
+        judge=judge_shares,
+        sizes=(4, 1, 2, 3, 5, 8),
+        allows=frozenset(),
+        verified="every item has exactly one owner; {messages} messages sent",
+        hints=(
+            "A rank knows two numbers: dist.get_rank() and dist.get_world_size(). They are enough.",
+            "Take every N-th item, starting at your own rank; or cut the list at whole-number multiples of len/N.",
+            "Python's slices have a step: items[start::step]. What are start and step?",
+        ),
+    ),
+    Exercise(
+        id="0.2",
+        function="swap",
+        title="unblock two ranks",
+        lesson=LESSON,
+        sitting="00",
+        difficulty=1,
+        minutes=5,
+        task="Two ranks swap their tensors with send and recv, without blocking each other.",
+        cases=swap_cases,
+        sizes=(2,),
+        traffic=swap_traffic,
+        blocked="The cycle is still there: one of the two ranks has to do its two calls in the other order.",
+        verified="2 messages, one each way",
+        hints=(
+            "Both ranks wait in the same line. Who could move if one of them did the two calls in the other order?",
+            "Let rank 0 send first and rank 1 receive first.",
+            "if dist.get_rank() == 0: send, then receive; else: receive, then send.",
+        ),
+    ),
+    Exercise(
+        id="0.3",
+        function="average_gradients",
+        title="average gradients by hand",
+        lesson=LESSON,
+        sitting="00",
+        difficulty=2,
+        minutes=10,
+        task="Run loss.backward(), then average every parameter's gradient over all ranks, one all-reduce a parameter.",
+        cases=gradient_cases,
+        call=backward_with,
+        judge=judge_gradients,
+        sizes=(4, 1, 2, 3),
+        allows=COLLECTIVES | {"barrier"},
+        tags=("gradients",),
+        verified="gradients of a small Llama equal the mean over ranks in float64; one all-reduce a parameter",
+        hints=(
+            "After loss.backward() each parameter's gradient stands in p.grad. Which of them differ between ranks?",
+            "dist.all_reduce(p.grad) leaves the sum over ranks in p.grad, on every rank.",
+            "A mean is a sum divided by the number of ranks: dist.get_world_size().",
+        ),
+    ),
+)

@@ -1,0 +1,390 @@
+"""Exercises of sitting 02A: messages, the pictures of the collectives, the ring in two halves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from picolib.course import digits
+from picolib.course.exercise import Case, Exercise, Sent, Traffic
+from picolib.course.exercises.data import all_reduced, case, nbytes, reduce_scattered, vectors
+from picolib.course.words import number_of
+
+LESSON = "02A_messages_and_ring"
+
+
+# 2.1 ----------------------------------------------------------------------------------------------------------
+
+
+def from_the_left(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What each rank holds when everybody has passed its tensor to the right."""
+    return [tensors[rank - 1] for rank in range(len(tensors))]
+
+
+def right_of(rank: int, n: int) -> frozenset[int]:
+    """The right neighbour as a set, for `Traffic.to`."""
+    return frozenset({(rank + 1) % n})
+
+
+def pass_traffic(case_: Case, rank: int) -> Traffic:
+    """One message to the right; alone, none."""
+    n = case_.world_size
+    return Traffic(0, 0, frozenset()) if n == 1 else Traffic(1, nbytes(case_.inputs[rank][0]), right_of(rank, n))
+
+
+# 2.2 ----------------------------------------------------------------------------------------------------------
+
+# Four ranks before and after, a row a rank: what each holds, chunk by chunk. Letters are ranks, numbers are chunks;
+# "1111" is a sum over all four ranks.
+PICTURES: dict[str, dict[str, Any]] = {
+    "A": {
+        "collective": "reduce_scatter",
+        "before": [[f"{r}{c}" for c in range(4)] for r in "abcd"],
+        "after": [[f"sum {c}"] for c in range(4)],
+    },
+    "B": {
+        "collective": "all_gather",
+        "before": [[r] for r in "abcd"],
+        "after": [list("abcd")] * 4,
+    },
+    "C": {
+        "collective": "all_to_all",
+        "before": [[f"{r}{c}" for c in range(4)] for r in "abcd"],
+        "after": [[f"{r}{c}" for r in "abcd"] for c in range(4)],
+    },
+    "D": {
+        "collective": "all_reduce",
+        "before": [[f"{r}{c}" for c in range(4)] for r in "abcd"],
+        "after": [[f"sum {c}" for c in range(4)]] * 4,
+    },
+}
+LEAVES = {
+    "broadcast": "what one rank had, on all ranks",
+    "scatter": "a different chunk of one rank's on each rank",
+    "gather": "everybody's on one rank, nothing on the others",
+    "reduce": "the sum on one rank only",
+    "all_reduce": "the whole sum on every rank",
+    "all_gather": "everybody's own, side by side, on every rank",
+    "reduce_scatter": "one chunk of the sum on each rank",
+    "all_to_all": "chunk r of everybody on rank r, nothing added",
+}
+
+
+def name_cases(world_size: int, seed: int) -> list[Case]:
+    """No input: the pictures are the question."""
+    return [Case("names", ((),), None)]
+
+
+def judge_names(attempt: Any) -> str | None:
+    """Each picture has its collective's name; a wrong one is told what it would leave instead."""
+    named = attempt.outputs[0]
+    if not isinstance(named, dict):
+        return 'return a dictionary with a name for each picture, such as {"A": "broadcast", ...}.'
+    for letter, picture in PICTURES.items():
+        said = named.get(letter)
+        if said is None or said == "" or said == {"type": "ellipsis"}:
+            return f"picture {letter} has no name yet."
+        plain = str(said).replace("-", "_").replace(" ", "_").lower()
+        if plain not in LEAVES:
+            return f"picture {letter}: {said!r} is none of {', '.join(LEAVES)}."
+        if plain != picture["collective"]:
+            return f"picture {letter} is not {said}: that would leave {LEAVES[plain]}."
+    return None
+
+
+# 2.3 ----------------------------------------------------------------------------------------------------------
+
+
+def half_ring_traffic(case_: Case, rank: int) -> Traffic:
+    """(N-1)/N of the vector, in N-1 messages to the right."""
+    n, size = case_.world_size, nbytes(case_.inputs[rank][0])
+    return Traffic(n - 1, size * (n - 1) // n, right_of(rank, n) if n > 1 else frozenset())
+
+
+def reduce_scatter_script(n: int, rank: int) -> list[Sent]:
+    """Chunk r must end on rank r, so rank r starts with chunk r-1, and goes down."""
+    return [Sent((rank + 1) % n, (rank - 1 - step) % n) for step in range(n - 1)]
+
+
+# 2.4, 2.5 -----------------------------------------------------------------------------------------------------
+
+
+def ring_traffic(case_: Case, rank: int) -> Traffic:
+    """2(N-1)/N of the vector, in 2(N-1) messages to neighbours."""
+    n, size = case_.world_size, nbytes(case_.inputs[rank][0])
+    return Traffic(2 * (n - 1), 2 * size * (n - 1) // n, frozenset({(rank + 1) % n, (rank - 1) % n}) - {rank})
+
+
+def leftward_script(n: int, rank: int) -> list[Sent]:
+    """The reduce-scatter to the right, then chunk r starts from rank r and travels to the left."""
+    return reduce_scatter_script(n, rank) + [Sent((rank - 1) % n, (rank + step) % n) for step in range(n - 1)]
+
+
+def rightward_script(n: int, rank: int) -> list[Sent]:
+    """Both halves to the right."""
+    return reduce_scatter_script(n, rank) + [Sent((rank + 1) % n, (rank - step) % n) for step in range(n - 1)]
+
+
+def gathers_leftward(attempt: Any) -> str | None:
+    """The second half of 2.4 goes against the first."""
+    n = attempt.world_size
+    if n < 3 or attempt.case.kind != "digits":
+        return None
+    for rank, record in enumerate(attempt.ranks):
+        second = record.sends[n - 1 :]
+        if len(second) == n - 1 and {s[1] for s in second} == {(rank + 1) % n}:
+            return (
+                f"rank {rank} sent the chunks of the second half to rank {(rank + 1) % n}, its right neighbour. "
+                "The lesson's all-gather does that; yours goes to the left."
+            )
+    return None
+
+
+def added_while_gathering(attempt: Any) -> str | None:
+    """In the second half complete sums travel: they are copied. Added, they are counted again."""
+    n = attempt.world_size
+    if attempt.case.kind != "digits" or n < 3:
+        return None
+    for rank, output in enumerate(attempt.outputs):
+        numbers = digits.read_all(output, n) if isinstance(output, torch.Tensor) else None
+        worst = max(numbers or [], key=lambda number: max(number.counts), default=None)
+        full = any(number.counts == (1,) * n for number in numbers or [])
+        if worst and max(worst.counts) > 1 and full and len(attempt.ranks[rank].sends) == 2 * (n - 1):
+            most = worst.counts.index(max(worst.counts))
+            return (
+                f"`{worst.text}` on rank {rank}: rank {most}'s number is counted {max(worst.counts)} times. It was added "
+                "in the gather half: a chunk that arrives there is complete already, so copy it."
+            )
+    return None
+
+
+def gathered_a_partial_chunk(attempt: Any) -> str | None:
+    """The gather starts on a chunk that is not the one this rank completed."""
+    n = attempt.world_size
+    if attempt.case.kind != "digits" or n < 3:
+        return None
+    for rank, record in enumerate(attempt.ranks):
+        if len(record.sends) != 2 * (n - 1):
+            return None
+        first = record.sends[n - 1]
+        numbers = digits.read_all(torch.tensor(first[4] or [], dtype=torch.float64), n)
+        if numbers and 0 in numbers[0].counts:
+            missing = [r for r, count in enumerate(numbers[0].counts) if not count]
+            return (
+                f"the gather half starts on a partial chunk: rank {rank} sent `{numbers[0].text}` first, "
+                f"where rank {missing[0]} is missing. Start with the chunk that this rank has completed."
+            )
+    return None
+
+
+# stretch ------------------------------------------------------------------------------------------------------
+
+
+def ping_pong_cases(world_size: int, seed: int) -> list[Case]:
+    """A tensor on rank 0 travels to rank 1 and back, 3 times; each hop adds one."""
+    made = []
+    for rounds in (1, 3):
+        start = torch.full((2,), float(seed % 100), dtype=torch.float64)
+        inputs = ((start, rounds), (torch.zeros(2, dtype=torch.float64), rounds))
+        expected = (start + 2 * rounds, start + 2 * rounds - 1)
+        made.append(Case("rounds", inputs, expected))
+    return made
+
+
+def ping_pong_traffic(case_: Case, rank: int) -> Traffic:
+    """One message a round each way."""
+    rounds = case_.inputs[0][1]
+    return Traffic(rounds, rounds * nbytes(case_.inputs[0][0]), frozenset({1 - rank}))
+
+
+PARTS = 8
+
+
+def chain_cases(world_size: int, seed: int) -> list[Case]:
+    """Rank 0's vector, to be handed down the chain 0, 1, 2, ... in 8 parts."""
+    random = torch.Generator().manual_seed(seed)
+    made = []
+    for kind, length in (("digits", PARTS), ("float32", 80 * PARTS)):
+        first = digits.contribution(0, length) if kind == "digits" else torch.randn(length, generator=random)
+        inputs = [first] + [torch.zeros_like(first) for _ in range(world_size - 1)]
+        made.append(case(kind, inputs, lambda tensors: [tensors[0]] * len(tensors), PARTS))
+    return made
+
+
+def chain_traffic(case_: Case, rank: int) -> Traffic:
+    """The vector once, in 8 parts, to the next rank; the last sends nothing."""
+    last = rank == case_.world_size - 1
+    return Traffic(0, 0, frozenset()) if last else Traffic(PARTS, nbytes(case_.inputs[0][0]), frozenset({rank + 1}))
+
+
+def chain_script(n: int, rank: int) -> list[Sent]:
+    """Part after part to the next rank."""
+    return [] if rank == n - 1 else [Sent(rank + 1, part) for part in range(PARTS)]
+
+
+def one_by_one(attempt: Any) -> str | None:
+    """A vector that is passed on only when all of it has come."""
+    n = attempt.world_size
+    if attempt.case.kind != "digits" or n < 3:
+        return None
+    messages = {len(record.sends) for record in attempt.ranks[:-1]}
+    return f"the vector went in {number_of(1, 'message')}: cut it into {PARTS} parts." if messages == {1} else None
+
+
+RING_HINTS = (
+    "Which chunk does rank r hold completely after N-1 steps of the first half? That one it may pass on.",
+    "In the second half nothing is added any more: what arrives takes the place of what was there.",
+    "To the left: send chunk (r + step) % N to rank r-1, receive chunk (r + 1 + step) % N from rank r+1.",
+)
+
+EXERCISES = (
+    Exercise(
+        id="2.1",
+        function="pass_right",
+        title="pass it to the right",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=1,
+        minutes=5,
+        task="Send your tensor to the right neighbour, return what comes from the left; alone, return a copy.",
+        cases=vectors(from_the_left, 0, pieces=False, many=100),
+        traffic=pass_traffic,
+        blocked="If every rank receives first (or sends first, and waits), nobody gets to its second call.",
+        formula="B",
+        verified="one message a rank, to the right neighbour; none on 1 rank",
+        hints=(
+            "The ring closes: the right neighbour of the last rank is rank 0. Which operator does that?",
+            "If all ranks receive first, nobody ever sends. Start the send without waiting (isend), then receive.",
+            "request = dist.isend(x, right); dist.recv(y, left); request.wait(). And N = 1 has no neighbour.",
+        ),
+    ),
+    Exercise(
+        id="2.2",
+        function="name_the_collectives",
+        title="name it",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=1,
+        minutes=5,
+        task="Four pictures, before and after, on four ranks: return the collective's name for A, B, C and D.",
+        cases=name_cases,
+        judge=judge_names,
+        sizes=(1,),
+        verified="A, B, C and D have their names",
+        hints=(
+            "Ask two questions of a picture: was something added? Does every rank end with the same?",
+            "The same everywhere: all_reduce if added, all_gather if not. Different on each: the other two.",
+            "Reduce-scatter adds and leaves each rank one chunk; all-to-all transposes and adds nothing.",
+        ),
+    ),
+    Exercise(
+        id="2.3",
+        function="ring_reduce_scatter",
+        title="ring reduce-scatter",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=3,
+        minutes=15,
+        task="x has N chunks; pass partial sums around the ring to the right; return chunk r of the sum on rank r.",
+        cases=vectors(reduce_scattered, 1),
+        traffic=half_ring_traffic,
+        formula="(N-1)/N·B",
+        script=reduce_scatter_script,
+        steps=lambda n: n - 1,
+        verified="{bytes} bytes per rank = (N-1)/N·B; {messages} messages to the right neighbour; {steps} steps",
+        hints=(
+            "A chunk must visit every rank once. If chunk r is to end on rank r, on which rank does its journey start?",
+            "Rank r sends chunk r-1 first. In each step it adds its own share to the chunk that arrives, and sends that one next.",
+            "Step s of N-1: send chunk (r - 1 - s) % N to the right, receive chunk (r - 2 - s) % N from the left and add it.",
+        ),
+    ),
+    Exercise(
+        id="2.4",
+        function="ring_all_reduce",
+        title="gather to the left, and all-reduce",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=3,
+        minutes=15,
+        task="Sum x over all ranks, in place: your reduce-scatter to the right, then an all-gather to the left.",
+        cases=vectors(all_reduced, 1),
+        output="argument",
+        traffic=ring_traffic,
+        formula="2(N-1)/N·B",
+        script=leftward_script,
+        rules=(added_while_gathering, gathered_a_partial_chunk, gathers_leftward),
+        steps=lambda n: 2 * (n - 1),
+        same_bits=True,
+        verified="{bytes} bytes per rank = 2(N-1)/N·B; {steps} steps; the same bits on every rank",
+        hints=RING_HINTS,
+    ),
+    Exercise(
+        id="2.5",
+        function="mended_all_reduce",
+        title="find the bug: the missing rank",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=2,
+        minutes=10,
+        task="This ring all-reduce runs and is wrong: one rank is missing from the sum. Find the line, mend it.",
+        cases=vectors(all_reduced, 1),
+        output="argument",
+        traffic=ring_traffic,
+        formula="2(N-1)/N·B",
+        script=rightward_script,
+        rules=(added_while_gathering,),
+        same_bits=True,
+        verified="{bytes} bytes per rank = 2(N-1)/N·B; nobody is missing",
+        hints=(
+            "Run it with digits: rank r contributes 10^r. Which digit of the result is 0?",
+            "Count the journeys: on N ranks a chunk has to take N-1 steps to meet everybody.",
+            "Compare the bounds of the two loops.",
+        ),
+    ),
+    Exercise(
+        id="2.9",
+        function="ping_pong",
+        title="ping-pong",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=1,
+        minutes=5,
+        stretch=True,
+        task="A tensor goes from rank 0 to rank 1 and back, `rounds` times; whoever receives it adds 1. Return yours.",
+        cases=ping_pong_cases,
+        sizes=(2,),
+        traffic=ping_pong_traffic,
+        verified="one message a round, each way",
+        hints=(
+            "Rank 0 sends first, then receives; rank 1 the other way round.",
+            "Add 1 after each recv, on both ranks.",
+            "for _ in range(rounds): on rank 0 send(x, 1), recv(x, 1), x += 1; on rank 1 recv(x, 0), x += 1, send(x, 0).",
+        ),
+    ),
+    Exercise(
+        id="2.10",
+        function="pipelined_broadcast",
+        title="a pipeline along the chain",
+        lesson=LESSON,
+        sitting="02A",
+        difficulty=4,
+        minutes=20,
+        stretch=True,
+        task="Rank 0's x goes down the chain 0, 1, 2, ... in 8 parts, in place; parts travel at the same time.",
+        cases=chain_cases,
+        output="argument",
+        traffic=chain_traffic,
+        formula="B",
+        script=chain_script,
+        rules=(one_by_one,),
+        steps=lambda n: PARTS + n - 2 if n > 1 else 0,
+        piece="part",
+        verified="{messages} messages from rank 0; {steps} steps = parts + N - 2",
+        hints=(
+            "While rank 1 passes part 0 on, it can already receive part 1.",
+            "For each part: receive it, start to send it on with isend, and go to the next part without waiting.",
+            "Keep the handles in a list and wait for them after the loop.",
+        ),
+    ),
+)

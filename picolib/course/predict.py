@@ -1,0 +1,54 @@
+"""Predict, then run: a guess that is written down before the measurement teaches more than the measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from picolib.course import state
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What you said before the run."""
+
+    question: str
+    value: Any
+
+    def __repr__(self) -> str:
+        return f"Your prediction, {self.question}: {_text(self.value)}"
+
+    def compare(self, measured: Any, within: float = 0.0) -> None:
+        """Print your prediction beside what the run says. within: relative difference that counts as right."""
+        if _is_number(self.value) and _is_number(measured):
+            right = abs(self.value - measured) <= within * abs(measured)
+            far = "" if right or not measured or not self.value else f" (off by {_off(self.value, measured)})"
+        else:
+            right, far = self.value == measured, ""
+        verdict = "you were right" if right else f"a surprise{far}"
+        print(f"{self.question}: you said {_text(self.value)}, the run says {_text(measured)}: {verdict}.")
+
+
+def predict(question: str, value: Any) -> Prediction:
+    """Write down what you expect before you run it; `.compare(measured)` afterwards tells how close you were."""
+    if value is None or value is ...:
+        raise ValueError(f"predict({question!r}, ...) wants your guess as second argument, before the run")
+    record = state.load()
+    record.setdefault("predictions", []).append(
+        {"question": question, "value": value if _is_number(value) else str(value)}
+    )
+    state.save(record)
+    return Prediction(question, value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _text(value: Any) -> str:
+    return f"{value:,}" if _is_number(value) else str(value)
+
+
+def _off(value: float, measured: float) -> str:
+    factor = value / measured
+    return f"{factor:.3g}x" if factor >= 1 else f"1/{1 / factor:.3g}"

@@ -1,0 +1,153 @@
+"""Trying a function: run it on fresh ranks, and bring back what it returned, left behind, sent and called.
+
+Nothing that the learner's code could have made is unpickled here: ranks answer with numbers, lists and tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from picolib.course.exercise import Case, Exercise
+
+LONGEST = 2.5  # seconds for one run, so that a check stays within 3
+NOT_ATTEMPTED = "not attempted"
+
+
+@dataclass
+class RankRecord:
+    """What one rank did in one case: see `observe.Notebook` for the entries."""
+
+    output: Any
+    returned: Any
+    entries: list[list] = field(default_factory=list)
+
+    @property
+    def sends(self) -> list[list]:
+        """The learner's own messages, in order."""
+        return [e for e in self.entries if e[0] == "send" and e[5] is None]
+
+    @property
+    def collectives(self) -> list[list]:
+        """[name, elements, is picolib's own] of every collective called (picolib's are told by their messages)."""
+        native = [[e[1], e[2], False] for e in self.entries if e[0] == "collective" and e[3] is None]
+        owned = {e[-1]: 0 for e in self.entries if e[0] in ("send", "recv", "collective") and e[-1] is not None}
+        return native + [[name, 0, True] for name in owned]
+
+    @property
+    def unwaited(self) -> list[list]:
+        """Messages whose handle was never waited for."""
+        waited = {e[1] for e in self.entries if e[0] == "wait"}
+        return [e for e in self.entries if e[0] in ("send", "recv") and e[5] is None and e[3] not in waited]
+
+
+@dataclass
+class Attempt:
+    """One case run with the learner's function: the ranks' records, or the error that ended the run."""
+
+    exercise: Exercise
+    case: Case
+    ranks: list[RankRecord] = field(default_factory=list)
+    error: Exception | None = None
+    not_attempted: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """On how many ranks it ran."""
+        return self.case.world_size
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What each rank ended with: returned, or in its first argument."""
+        return [record.output for record in self.ranks]
+
+    def inputs(self, position: int = 0) -> list[Any]:
+        """Argument number `position` of each rank, as it was before the call."""
+        return [arguments[position] for arguments in self.case.inputs]
+
+
+class Unknown(str):
+    """Stands for a returned object that is neither number, text, list nor tensor: the name of its type."""
+
+
+def perform(fn: Any, exercise_call: Any, in_place: bool, arguments: list[list[tuple]]) -> Any:
+    """In a rank: call the learner's function (or its serialised form) once per case; return plain records."""
+    from picolib.course import observe
+
+    if isinstance(fn, bytes):
+        import cloudpickle
+
+        fn = cloudpickle.loads(fn)
+    mine = [case[dist.get_rank()] for case in arguments]
+    notebook = observe.install()
+    records = []
+    for args in mine:
+        try:
+            returned = exercise_call(fn, args) if exercise_call else fn(*args)
+        except NotImplementedError as error:
+            if str(error):
+                raise
+            return NOT_ATTEMPTED
+        output = args[0] if in_place else returned
+        records.append([plain(output), plain(returned) if in_place else None, notebook.clear()])
+    return records
+
+
+def plain(value: Any) -> Any:
+    """The value without anything that could not travel as numbers, text and tensors."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return {"type": type(value).__name__}
+
+
+def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]:
+    """Run `fn` on these cases (all of one world size) in one run."""
+    tried = [Attempt(exercise, case) for case in cases]
+    try:
+        answers = _run(exercise, fn, cases)
+    except Exception as error:  # whatever ends a run is explained by its text
+        tried[0].error = error
+        return tried[:1]
+    if any(answer == NOT_ATTEMPTED for answer in answers):
+        tried[0].not_attempted = True
+        return tried[:1]
+    for number, one in enumerate(tried):
+        one.ranks = [_record(answer[number], exercise) for answer in answers]
+    return tried
+
+
+def _record(answer: list, exercise: Exercise) -> RankRecord:
+    output, returned, entries = answer
+    return RankRecord(output, returned if exercise.output == "argument" else output, entries)
+
+
+def _run(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> Any:
+    from picolib.launch import run
+
+    arguments = [list(case.inputs) for case in cases]
+    world_size = cases[0].world_size
+    options: dict[str, Any] = {"results": "plain", "max_seconds": LONGEST}
+    with printed_nowhere():
+        return run(perform, world_size, fn, exercise.call, exercise.output == "argument", arguments, **options)
+
+
+@contextlib.contextmanager
+def printed_nowhere() -> Any:
+    """What ranks print would fill the notebook with the lines of a dozen runs."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+Runner = Callable[[Exercise, Any, Sequence[Case]], list[Attempt]]
