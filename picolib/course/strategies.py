@@ -1,6 +1,7 @@
 """The strategies of the course, compared in the course's own words: what `table()` shows below yours.
 
-N ranks, Ψ parameters, t ranks in a tensor-parallel group, b micro-batch, s sequence, h hidden; bytes count elements.
+N ranks, Ψ parameters, t, c, e ranks in a tensor, context or expert group, p stages, m micro-batches of
+b sequences with s tokens, h hidden. Bytes are given in elements.
 """
 
 from __future__ import annotations
@@ -89,5 +90,38 @@ STRATEGIES = (
         critical_path="what overlap leaves",
         saves="the activations between the blocks too",
         stop_when="as tensor parallel",
+    ),
+    Strategy(
+        "pipeline parallel",
+        lesson="06",
+        splits="the layers, over p stages",
+        replicates="nothing (a tied embedding, perhaps)",
+        collective="send and receive activations, each micro-batch",
+        bytes="2·b·s·h a micro-batch and boundary",
+        critical_path="the bubble: (p-1)/(m+p-1) of the time",
+        saves="weights and their state /p",
+        stop_when="there are too few micro-batches to fill it",
+    ),
+    Strategy(
+        "context parallel",
+        lesson="07",
+        splits="each sequence, over c ranks",
+        replicates="parameters (unless sharded as well)",
+        collective="keys and values around the ring, in each attention",
+        bytes="2(c-1)/c·b·s·h a layer forward",
+        critical_path="what attention's compute cannot hide",
+        saves="activations /c",
+        stop_when="sequences are short: nothing left to hide it behind",
+    ),
+    Strategy(
+        "expert parallel",
+        lesson="08",
+        splits="the experts, over e ranks",
+        replicates="everything but the experts",
+        collective="all-to-all before and after the experts",
+        bytes="2(e-1)/e·k·b·s·h a layer forward (k experts a token)",
+        critical_path="all of it, unless batches overlap",
+        saves="expert weights and their state /e",
+        stop_when="the busiest expert decides the time",
     ),
 )

@@ -1,7 +1,7 @@
 """The running comparison of strategies: `table()` shows it, `table("data parallel", splits="...", ...)` fills a row.
 
-You fill the rows; once a row is yours, the course's own words appear below it. What you wrote is kept in
-`mine/table.json` beside your notebooks; where there is no folder `mine` (the lessons as they are), nothing is kept.
+You fill the rows; once a row is yours, the course's own words appear below it. What you wrote is kept in the
+workspace, in `mine/table.json`; outside a workspace (the lessons as they are) nothing is kept.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from picolib.course import mine, state
 from picolib.course.strategies import STRATEGIES
 
 COLUMNS = {
@@ -35,11 +36,11 @@ class Comparison:
     def _repr_markdown_(self) -> str:
         lines = [_line("strategy", COLUMNS.values()), _line("---", ["---"] * len(COLUMNS))]
         for row in ROWS.values():
-            mine = self.filled.get(row.name)
-            if mine is None:
+            yours = self.filled.get(row.name)
+            if yours is None:
                 lines.append(_line(row.name, [f"lesson {row.lesson}"] + ["·"] * (len(COLUMNS) - 1)))
             else:
-                lines.append(_line(f"**{row.name}**", [mine.get(column, "·") for column in COLUMNS]))
+                lines.append(_line(f"**{row.name}**", [yours.get(column, "·") for column in COLUMNS]))
                 lines.append(_line("*the course's words*", [f"*{getattr(row, column)}*" for column in COLUMNS]))
         return "\n".join(lines)
 
@@ -50,13 +51,14 @@ def _line(first: str, cells: Iterable[str]) -> str:
     return "| " + " | ".join([first, *(cell.replace("|", "/").replace("\n", " ") for cell in cells)]) + " |"
 
 
-def table(strategy: str | None = None, *, folder: str | Path = "mine", **cells: str) -> Comparison:
+def table(strategy: str | None = None, *, folder: str | Path | None = None, **cells: str) -> Comparison:
     """The comparison table; with a strategy and your words for its columns, that row filled.
 
-    Columns: splits, replicates, collective, bytes, critical_path, saves, stop_when. folder: where `table.json` is.
+    Columns: splits, replicates, collective, bytes, critical_path, saves, stop_when. folder: where `table.json` is
+    (default: `mine` in the workspace).
     Raises ValueError for a strategy or column that the table does not have, or an empty row.
     """
-    folder = Path(folder)
+    folder = mine.folder() if folder is None else Path(folder)
     filled = _read(folder)
     if strategy is not None:
         _check(strategy, cells)
@@ -75,14 +77,12 @@ def _check(strategy: str, cells: Mapping[str, str]) -> None:
         raise ValueError(f'give your words for the row, such as table("{strategy}", splits="...", saves="...")')
 
 
-def _read(folder: Path) -> dict[str, dict[str, str]]:
-    try:
-        return json.loads((folder / "table.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _read(folder: Path | None) -> dict[str, dict[str, str]]:
+    if folder is None or not (folder / "table.json").exists():
         return {}
+    return json.loads((folder / "table.json").read_text(encoding="utf-8"))
 
 
-def _write(folder: Path, filled: Mapping[str, Mapping[str, str]]) -> None:
-    if folder.is_dir():
-        text = json.dumps(filled, indent=1, ensure_ascii=False)
-        (folder / "table.json").write_text(text + "\n", encoding="utf-8")
+def _write(folder: Path | None, filled: Mapping[str, Mapping[str, str]]) -> None:
+    if folder is not None:
+        state.write_text(folder / "table.json", json.dumps(filled, indent=1, ensure_ascii=False) + "\n")

@@ -74,7 +74,7 @@ def collectives_picture(names: Sequence[str] = FIVE, hide_names: bool = False) -
     legend = "A colour is the rank the data come from, a number its chunk; all colours in one chunk are the sum."
     figure.text(20, 26, legend, size=SMALL, color=MUTED)
     for place, name in enumerate(names):
-        shown = f"picture {place + 1}" if hide_names else name
+        shown = f"picture {chr(65 + place)}" if hide_names else name
         says = "" if hide_names else COLLECTIVES[name].says
         _panel(figure, COLLECTIVES[name], shown, says, 20 + 390 * (place % 2), 48 + 196 * (place // 2))
     return figure

@@ -30,7 +30,7 @@ def cost_curves(
     ranks: int,
     alpha: float,
     beta: float,
-    algorithms: Sequence[str] = ("naive", "tree", "recursive_doubling", "ring"),
+    algorithms: Sequence[str] = ("naive", "recursive_doubling", "ring"),
     points: Points | None = None,
     mark: float | None = None,
     overlap: bool = False,

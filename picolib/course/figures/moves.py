@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 Tally = tuple[int, ...]
 State = list[list[Tally]]  # state[rank][chunk]
@@ -33,11 +32,12 @@ def one(rank: int, ranks: int) -> Tally:
 def start(collective: str, ranks: int, chunks: int, root: int = 0) -> State:
     """What each rank holds before the collective: its own part, or nothing (a tally of zeros)."""
     nothing = (0,) * ranks
+    collective = collective.partition("[")[0]
 
     def held(rank: int, chunk: int) -> Tally:
         if collective in ("broadcast", "scatter"):
             return one(root, ranks) if rank == root else nothing
-        if collective in ("all_gather", "gather"):
+        if collective.startswith(("all_gather", "gather")):
             return one(rank, ranks) if chunk * ranks // chunks == rank else nothing
         return one(rank, ranks)
 
@@ -73,45 +73,3 @@ def by_step(moves: Iterable[Move]) -> list[list[Move]]:
     """Moves grouped by their step, in order; within a step by sender and receiver."""
     ordered = sorted(moves, key=lambda m: (m.step, m.src, m.dst, m.chunks))
     return [[m for m in ordered if m.step == step] for step in sorted({m.step for m in ordered})]
-
-
-def from_trace(trace: Any, call: str | None = None) -> list[list[Move]]:
-    """The steps of a traced collective: the first one of the run, or the first one named `call`.
-
-    Raises ValueError when the run was not traced, or nothing in it was sent under that name.
-    """
-    events = [e for e in trace.events or () if e.kind == "send" and e.peer is not None]
-    if not events:
-        raise ValueError("trace holds no messages: run with trace=True, and with an algorithm of picolib's own")
-    names = list(dict.fromkeys(e.call for e in events))
-    call = names[0] if call is None else call
-    if call not in names:
-        raise ValueError(f"call={call!r} sent nothing in this run; there is {', '.join(map(repr, names))}")
-    end = _first_ends(trace, call)
-    return by_step(_moves([e for e in events if e.call == call and e.start <= end.get(e.rank, e.start)]))
-
-
-def _first_ends(trace: Any, call: str | None) -> dict[int, float]:
-    """When each rank's first collective of that name ended: later messages belong to later calls."""
-    ends: dict[int, float] = {}
-    for event in trace.events:
-        if event.kind == "collective" and call in (event.call, event.label):
-            ends.setdefault(event.rank, event.end)
-    return ends
-
-
-def _moves(events: Sequence[Any]) -> Iterable[Move]:
-    """Without a noted step, a rank's k-th message is its step k; without a noted chunk, all there is is chunk 0."""
-    last: dict[int, int] = {}
-    offset: dict[int, int] = {}
-    for event in sorted(events, key=lambda e: (e.rank, e.start)):
-        note = event.note or {}
-        step, chunk = note.get("step"), note.get("chunk")
-        before = last.get(event.rank, -1)
-        step = before + 1 if step is None else step + offset.get(event.rank, 0)
-        if step < before:  # a second half that counts from 0 again
-            offset[event.rank] = before + 1
-            step += before + 1
-        last[event.rank] = step
-        chunks = tuple(chunk) if isinstance(chunk, (tuple, list, range)) else (chunk or 0,)
-        yield Move(step, event.rank, event.peer, chunks, note.get("adds"))

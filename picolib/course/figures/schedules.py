@@ -2,12 +2,13 @@
 
 They are written from the algorithms' definitions, not read from `picolib.comm`; a test runs the collectives with
 trace=True and holds the two against each other. Sources: rings, Patarasuk and Yuan (2009); recursive doubling and
-halving, Thakur, Rabenseifner and Gropp (2005).
+halving, Rabenseifner (2004).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from picolib.course.figures.moves import Move, by_step
 
@@ -36,11 +37,8 @@ def ring(n: int) -> Iterator[Move]:
 
 def direct(n: int) -> Iterator[Move]:
     """The same two halves without a ring: everyone sends each chunk straight to where it belongs."""
-    for src in range(n):
-        for dst in range(n):
-            if src != dst:
-                yield Move(0, src, dst, (dst,), adds=True)
-                yield Move(1, src, dst, (src,), adds=False)
+    yield from direct_reduce_scatter(n)
+    yield from (replace(move, step=1) for move in direct_all_gather(n))
 
 
 def naive(n: int) -> Iterator[Move]:
@@ -58,38 +56,81 @@ def one_shot(n: int) -> Iterator[Move]:
                 yield Move(0, src, dst, (0,), adds=True)
 
 
+def places(n: int) -> list[int]:
+    """The ranks that take part where a power of two is needed: of the first pairs only the even ones."""
+    power = 1 << (n.bit_length() - 1)
+    return [2 * p if p < n - power else p + n - power for p in range(power)]
+
+
+def _fold_in(n: int, chunks: tuple[int, ...]) -> Iterator[Move]:
+    yield from (Move(0, 2 * i + 1, 2 * i, chunks, adds=True) for i in range(n - len(places(n))))
+
+
+def _fold_out(n: int, step: int, chunks: Callable[[int], tuple[int, ...]]) -> Iterator[Move]:
+    for i in range(n - len(places(n))):
+        yield Move(step, 2 * i, 2 * i + 1, chunks(2 * i + 1), adds=False)
+
+
+def _exchanges(ranks: list[int], distances: list[int], first: int, sends: Callable, adds: bool) -> Iterator[Move]:
+    """At each distance, the ranks whose places differ in that bit exchange `sends(place, distance)`."""
+    for step, distance in enumerate(distances, first):
+        for place, rank in enumerate(ranks):
+            yield Move(step, rank, ranks[place ^ distance], sends(place, distance), adds)
+
+
 def recursive_doubling(n: int) -> Iterator[Move]:
     """Partners exchange everything, distances double; ranks beyond a power of two hand over to a neighbour first."""
-    power = 1 << (n.bit_length() - 1)
-    extra = n - power
-    members = [2 * i if i < extra else i + extra for i in range(power)]
-    step = 0
-    if extra:
-        yield from (Move(0, 2 * i + 1, 2 * i, (0,), adds=True) for i in range(extra))
-        step = 1
-    distance = 1
-    while distance < power:
-        for i, rank in enumerate(members):
-            yield Move(step, rank, members[i ^ distance], (0,), adds=True)
-        step, distance = step + 1, 2 * distance
-    yield from (Move(step, 2 * i, 2 * i + 1, (0,), adds=False) for i in range(extra))
+    ranks, levels, folds = places(n), _powers(len(places(n))), int(len(places(n)) < n)
+    yield from _fold_in(n, (0,))
+    yield from _exchanges(ranks, levels, folds, lambda place, distance: (0,), adds=True)
+    yield from _fold_out(n, folds + len(levels), lambda rank: (0,))
+
+
+def halving_doubling(n: int) -> Iterator[Move]:
+    """Partners exchange the half that the other will finish, distances halve; then finished parts, distances double."""
+    ranks, power, folds = places(n), len(places(n)), int(len(places(n)) < n)
+    levels = _powers(power)
+
+    def aligned(place: int, count: int) -> tuple[int, ...]:
+        first = place - place % count
+        return tuple(range(first, first + count))
+
+    everything = tuple(range(power))
+    yield from _fold_in(n, everything)
+    halves = levels[::-1]
+    yield from _exchanges(ranks, halves, folds, lambda place, distance: aligned(place ^ distance, distance), adds=True)
+    yield from _exchanges(ranks, levels, folds + len(levels), aligned, adds=False)
+    yield from _fold_out(n, folds + 2 * len(levels), lambda rank: everything)
+
+
+def _powers(limit: int) -> list[int]:
+    """1, 2, 4, … below the limit."""
+    return [1 << k for k in range((limit - 1).bit_length())]
 
 
 def tree(n: int) -> Iterator[Move]:
-    """A binomial tree: sums travel up to rank 0 (each step halves who still holds parts), the result travels down."""
-    levels = [1 << k for k in range((n - 1).bit_length())]
-    for step, distance in enumerate(levels):
-        for rank in range(distance, n, 2 * distance):
-            yield Move(step, rank, rank - distance, (0,), adds=True)
-    for step, distance in enumerate(reversed(levels), len(levels)):
-        for rank in range(distance, n, 2 * distance):
-            yield Move(step, rank - distance, rank, (0,), adds=False)
+    """The children of r are 2r+1 and 2r+2: sums travel up once both have arrived, then the result travels down."""
+    height = {}
+    for rank in reversed(range(n)):
+        height[rank] = 1 + max((height[c] for c in (2 * rank + 1, 2 * rank + 2) if c < n), default=-1)
+    for rank in range(1, n):
+        yield Move(height[rank], rank, (rank - 1) // 2, (0,), adds=True)
+        yield Move(height[0] + (rank + 1).bit_length() - 2, (rank - 1) // 2, rank, (0,), adds=False)
+
+
+def direct_reduce_scatter(n: int) -> Iterator[Move]:
+    """Everyone sends chunk r straight to rank r."""
+    yield from (Move(0, src, dst, (dst,), adds=True) for src in range(n) for dst in range(n) if src != dst)
+
+
+def direct_all_gather(n: int) -> Iterator[Move]:
+    """Everyone sends its own chunk to everyone."""
+    yield from (Move(0, src, dst, (src,), adds=False) for src in range(n) for dst in range(n) if src != dst)
 
 
 def binomial(n: int) -> Iterator[Move]:
     """Broadcast down the same tree: the number of ranks that have it doubles at each step."""
-    levels = [1 << k for k in reversed(range((n - 1).bit_length()))]
-    for step, distance in enumerate(levels):
+    for step, distance in enumerate(reversed(_powers(n))):
         for rank in range(distance, n, 2 * distance):
             yield Move(step, rank - distance, rank, (0,), adds=False)
 
@@ -111,10 +152,11 @@ SCHEDULES: dict[str, dict[str, Callable[[int], Iterator[Move]]]] = {
         "naive": naive,
         "one_shot": one_shot,
         "recursive_doubling": recursive_doubling,
+        "halving_doubling": halving_doubling,
         "tree": tree,
     },
-    "reduce_scatter": {"ring": ring_reduce_scatter},
-    "all_gather": {"ring": ring_all_gather},
+    "reduce_scatter": {"ring": ring_reduce_scatter, "direct": direct_reduce_scatter},
+    "all_gather": {"ring": ring_all_gather, "direct": direct_all_gather},
     "broadcast": {"binomial": binomial, "naive": flat, "chain": chain},
 }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from picolib.course.figures import moves, schedules
+from picolib.course.figures import moves, schedules, traced
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.moves import Move, State, Tally
 from picolib.course.style import (
@@ -47,16 +47,16 @@ def walk(collective: str, algorithm: str, ranks: int) -> Walk:
     return _walk(f"{collective}[{algorithm}]", schedules.steps(collective, algorithm, ranks), ranks)
 
 
-def walk_trace(trace: Any, call: str | None = None) -> Walk:
-    """The step-through of a collective in a run's trace (trace=True), the first or the one named `call`."""
-    steps = moves.from_trace(trace, call)
-    sent = next(e for e in trace.events if e.kind == "send" and (call is None or e.call == call))
-    return _walk(sent.call or "messages", steps, len(trace.bytes_sent))
+def walk_trace(trace: Any, call: str | None = None, chunk_of: traced.ChunkOf | None = None) -> Walk:
+    """The step-through of a collective in a run's trace; arguments as in `traced.from_trace`."""
+    steps = traced.from_trace(trace, call, chunk_of)
+    name = call or next(iter(traced.collectives(trace))) or "your messages"
+    return _walk(name, steps, len(trace.bytes_sent))
 
 
 def _walk(name: str, steps: list[list[Move]], ranks: int) -> Walk:
     chunks = 1 + max((c for step in steps for m in step for c in m.chunks), default=0)
-    first = moves.start(name.split("[")[0], ranks, chunks)
+    first = moves.start(name, ranks, chunks)
     return Walk(name, moves.states(first, steps), steps)
 
 
@@ -202,6 +202,9 @@ def overview(walk: Walk, most: int = 8) -> Figure:
     alt = f"{what}: what each rank holds before each step, and what is sent."
     figure = Figure(46 + -(-len(shown) // columns) * height, alt)
     figure.text(20, 28, what, size=LARGE, bold=True)
+    if walk.chunks > 1:
+        figure.box(WIDTH - 190, 20, 20, 15, stroke=INK, stroke_width=1.8)
+        figure.text(WIDTH - 162, 28, "is sent in this step", size=SMALL, color=MUTED)
     for place, k in enumerate(shown):
         _panel(figure, walk, k, 20 + place % columns * width, 56 + place // columns * height, width, row)
     return figure
@@ -223,4 +226,7 @@ def _panel(figure: Figure, walk: Walk, k: int, x: float, y: float, width: float,
         figure.text(x + 10, grid.middle(rank), str(rank), size=SMALL, color=MUTED, anchor="end")
     draw_state(figure, grid, walk.states[k])
     if not done:
+        if walk.chunks > 1:
+            sent = [grid.cell(m.src, c) for m in walk.steps[k] for c in m.chunks]
+            figure.blocks(sent, stroke=INK, stroke_width=1.8)
         _draw_arrows(figure, walk, k, grid, room=34, width=1 if len(walk.steps[k]) <= 2 * walk.ranks else 0.6)

@@ -17,9 +17,15 @@ SAYS = {
 
 
 def topology(
-    kinds: Sequence[str] | str = ("ring", "tree", "hierarchical"), ranks: int = 8, per_node: int = 4
+    kinds: Sequence[str] | str = ("ring", "tree", "hierarchical"),
+    ranks: int = 8,
+    per_node: int = 4,
+    costs: bool = True,
 ) -> Figure:
-    """Up to three drawings side by side. per_node: ranks in a node of the hierarchical one."""
+    """Up to three drawings side by side. per_node: ranks in a node of the hierarchical one.
+
+    costs: say below each what its links carry in an all-reduce (a lesson that is about to ask for it leaves it out).
+    """
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for kind in kinds:
         if kind not in SAYS:
@@ -33,7 +39,8 @@ def topology(
         x = 14 + place * PANEL
         figure.text(x + 8, 26, kind, size=LARGE, bold=True)
         figure.text(x + 8, 290, SAYS[kind][0], size=SMALL)
-        figure.text(x + 8, 310, SAYS[kind][1].format(**filled), size=11, color=MUTED)
+        if costs:
+            figure.text(x + 8, 310, SAYS[kind][1].format(**filled), size=11, color=MUTED)
         DRAW[kind](figure, x, ranks, per_node)
     return figure
 

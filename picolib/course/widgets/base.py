@@ -90,6 +90,6 @@ def choice(name: str, options: Sequence[Any], value: Any) -> ipywidgets.Dropdown
         options=list(options),
         value=value,
         description=name,
-        layout=ipywidgets.Layout(width="290px"),
-        style={"description_width": "80px"},
+        layout=ipywidgets.Layout(width="255px"),
+        style={"description_width": "75px"},
     )

@@ -23,11 +23,12 @@ def cost_explorer(
     nbytes: int = 2**20,
     alpha: float = 5e-5,
     gigabytes_per_second: float = 2,
-    algorithms: Sequence[str] = ("naive", "tree", "recursive_doubling", "ring"),
+    algorithms: Sequence[str] = ("naive", "recursive_doubling", "ring", "direct"),
     question: str = QUESTION,
 ) -> Explorer:
     """Bars for each algorithm's latency and bytes, the winner named. Give your own α and bandwidth to start from."""
-    picture = cost_curves(ranks, alpha, 1e-9 / gigabytes_per_second, algorithms, mark=nbytes)
+    lines = [name for name in algorithms if name != "direct"]  # without overlap the same line as the ring
+    picture = cost_curves(ranks, alpha, 1e-9 / gigabytes_per_second, lines, mark=nbytes)
 
     def draw(ranks: int, size: int, latency: float, speed: float, overlap: bool) -> Figure:
         return cost_bars(ranks, size, latency, 1e-9 / speed, algorithms, overlap)

@@ -33,9 +33,12 @@ def _says(rank: int, to: int | None, ranks: int, first: str) -> str:
 
 
 def deadlock_explorer(ranks: int = 4, first: str = "nobody", question: str = QUESTION) -> Explorer:
-    """Choose how many ranks there are and who sends before receiving, and see who waits for whom."""
+    """Choose how many ranks there are and who sends before receiving, and see who waits for whom.
+
+    The static picture is that of `first`; the widget begins with everybody sending first, which hangs as well.
+    """
     controls = {
         "ranks": choice("ranks", list(range(2, 9)), ranks),
-        "first": choice("sends first", list(WHO), first),
+        "first": choice("sends first", list(WHO), "everybody"),
     }
     return explorer(question, draw(ranks, first), draw, controls)

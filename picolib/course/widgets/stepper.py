@@ -8,6 +8,7 @@ import ipywidgets
 
 from picolib.course.figures.schedules import SCHEDULES
 from picolib.course.figures.steps import Walk, frame, overview, walk, walk_trace
+from picolib.course.figures.traced import ChunkOf
 from picolib.course.widgets.base import Explorer, Panel, choice, question_line
 
 QUESTION = "After which step does the first rank hold the finished result, and after which does the last?"
@@ -42,9 +43,12 @@ class Frames:
         self.slider.index = self.stack.selected_index = 0
 
 
-def steps(trace: Any, call: str | None = None, question: str = QUESTION) -> Explorer:
-    """Step through a collective of your own run (trace=True): the first of it, or the first named `call`."""
-    shown = walk_trace(trace, call)
+def steps(trace: Any, call: str | None = None, chunk_of: ChunkOf | None = None, question: str = QUESTION) -> Explorer:
+    """Step through a collective of your own run (trace=True): the first of it, or the first named `call`.
+
+    chunk_of: (rank, k) -> the chunk in a rank's k-th message, for messages sent by `send` and `isend`.
+    """
+    shown = walk_trace(trace, call, chunk_of)
     frames = Frames(shown)
     return Explorer(
         question, overview(shown), Panel([question_line(question), frames.controls, frames.stack], question)
