@@ -9,8 +9,9 @@ from picolib.course.source import source_of
 
 # What gives away the answer to which exercise.
 ANSWERS = {
-    "picolib.comm.all_reduce.ring_reduce_scatter": "2.3",
-    "picolib.comm.all_reduce.ring_all_gather": "2.4",
+    "picolib.comm.reduce_scatter.ring": "2.3",
+    "picolib.comm.all_gather.ring": "2.4",
+    "picolib.comm.all_reduce.ring_once": "2.4",
     "picolib.comm.all_reduce.ring": "2.4",
     "picolib.comm.all_reduce.recursive_doubling": "2.6",
 }

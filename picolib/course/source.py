@@ -24,7 +24,8 @@ COLORS = {
 CARD = (
     "background:var(--jp-cell-editor-background, #f7f7f3);color:var(--jp-content-font-color0, #1c2024);"
     "border:1px solid var(--jp-border-color2, #dcdcd4);border-radius:6px;padding:8px 12px;margin:0;"
-    "font-size:13px;line-height:1.35;overflow-x:auto"
+    "font-size:13px;line-height:1.35;overflow-x:auto;"
+    "font-family:var(--jp-code-font-family, Menlo, Consolas, 'DejaVu Sans Mono', monospace)"
 )
 
 

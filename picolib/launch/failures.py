@@ -93,7 +93,9 @@ class Failures:
             return RankError(text + rest, rank, "\n".join(crash(rank).crash))
         told = self.errors[rank]
         if "MismatchError" in told["kinds"]:
-            return MismatchError(told["text"], rank, frames.full(told))
+            from picolib.launch.wording import relabel
+
+            return MismatchError(relabel(told["text"]), rank, frames.full(told))
         where = frames.explain(told)
         text = f"rank {rank} {_headline(told)}" + (f"\n{where}" if where else "")
         return RankError(text + rest, rank, frames.full(told))
