@@ -7,7 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 COLLECTIVES = frozenset(
-    ["all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "gather", "scatter", "all_gather", "all_gather_into_tensor", "all_gather_single", "all_gather_coalesced", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all", "all_to_all_single"]
+    [
+        "all_reduce",
+        "all_reduce_coalesced",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_single",
+        "all_gather_coalesced",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "reduce_scatter_single",
+        "all_to_all",
+        "all_to_all_single",
+    ]
 )
 
 

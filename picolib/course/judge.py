@@ -45,12 +45,8 @@ def explained(attempt: Attempt) -> str:
     name, text = type(attempt.error).__name__, str(attempt.error)
     if name == "RankTimeout":
         return "Your function was not through in time: is there a loop without end?\n" + text
-    if name == "DeadlockError":
-        return (
-            "Deadlock: the ranks wait for one another.\n"
-            + text
-            + (f"\n\n{attempt.exercise.blocked}" if attempt.exercise.blocked else "")
-        )
+    if name == "DeadlockError" and attempt.exercise.blocked:
+        return f"{text}\n\n{attempt.exercise.blocked}"
     return text
 
 
@@ -123,7 +119,8 @@ def _compare(rank: int, sends: list[list], allowed: Any, formula: str) -> str | 
         ratio = f": {nbytes / allowed.nbytes:.1f}x the bytes" if allowed.nbytes else ""
         return f"rank {rank} sent {number_of(nbytes, 'byte')}, where {allowed.nbytes:,}{symbols} are right{ratio}."
     if allowed.messages is not None and len(sends) != allowed.messages:
-        return f"rank {rank} sent {number_of(len(sends), 'message')}, where {allowed.messages:,} {_are(allowed.messages)} right."
+        sent = number_of(len(sends), "message")
+        return f"rank {rank} sent {sent}, where {allowed.messages:,} {_are(allowed.messages)} right."
     return None
 
 
@@ -137,7 +134,8 @@ def _steps(attempt: Attempt) -> str | None:
     taken, needed = replay.steps([r.entries for r in attempt.ranks]), attempt.exercise.steps(attempt.world_size)
     if taken <= needed:
         return None
-    return f"The values are right, but on {attempt.world_size} ranks it takes {number_of(taken, 'step')}; {needed} suffice."
+    n = attempt.world_size
+    return f"The values are right, but on {n} ranks it takes {number_of(taken, 'step')}; {needed} suffice."
 
 
 def _bits(attempt: Attempt) -> str | None:
@@ -174,7 +172,8 @@ def _difference(attempt: Attempt, rank: int, sent: list, planned: list) -> str |
     if not sent and not planned:
         return None
     if not planned:
-        return f"rank {rank} sent {number_of(sent[0][2], 'byte')} to rank {sent[0][1]}; the reference sends nothing any more."
+        what = number_of(sent[0][2], "byte")
+        return f"rank {rank} sent {what} to rank {sent[0][1]}; the reference sends nothing any more."
     plan = planned[0]
     should = f"chunk {plan.chunk}" if plan.chunk is not None else "the tensor"
     should = should.replace("chunk", attempt.exercise.piece)

@@ -118,6 +118,11 @@ def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:
 
 def _message(original: Callable, kind: str, notebook: Notebook) -> Callable:
     def method(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
+        if len(args) > 1 and not 0 <= args[0] < group.size():
+            raise ValueError(
+                f"there is no rank {args[0]}: ranks go from 0 to {group.size() - 1}. "
+                "In a ring the number wraps around: (rank + 1) % N, (rank - 1) % N"
+            )
         work = original(group, tensors, *args)
         peer = args[0] if len(args) > 1 else -1  # -1: a receive from whoever sends first
         notebook.message(kind, tensors[0], peer, work)

@@ -61,7 +61,8 @@ class Progress:
         rows = "".join(
             f"<tr><td>{'&#10003;' if e in self.passed else ''}</td><td>{e.id}</td>"
             f'<td style="text-align:left">{escape(e.title)}{" <i>(stretch)</i>" if e.stretch else ""}</td>'
-            f'<td style="text-align:left">{escape(e.function)}</td><td style="text-align:left">{self.state_of(e)}</td></tr>'
+            f'<td style="text-align:left">{escape(e.function)}</td>'
+            f'<td style="text-align:left">{self.state_of(e)}</td></tr>'
             for e in exercises().values()
         )
         return f"<p>{escape(self._head())}</p><table>{rows}</table>"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,9 +95,26 @@ def perform(fn: Any, exercise_call: Any, in_place: bool, arguments: list[list[tu
             if str(error):
                 raise
             return NOT_ATTEMPTED
+        except Exception as error:
+            _end_with_the_learner(error)
+            raise
         output = args[0] if in_place else returned
         records.append([plain(output), plain(returned) if in_place else None, notebook.clear()])
     return records
+
+
+def _end_with_the_learner(error: Exception) -> None:
+    """For what `observe` has refused: cut the traceback so that the learner's own line is the last to be shown."""
+    steps = [step for step, _ in traceback.walk_tb(error.__traceback__)]
+    names = [step.f_globals.get("__name__", "") for step in steps]
+    if "picolib.course.observe" not in names:
+        return
+    inside = ("torch.", "picolib.")
+    last = max(i for i, name in enumerate(names) if not name.startswith(inside))
+    entry = error.__traceback__
+    for _ in range(last):
+        entry = entry.tb_next  # type: ignore[union-attr]
+    entry.tb_next = None  # type: ignore[union-attr]
 
 
 def plain(value: Any) -> Any:

@@ -105,8 +105,10 @@ def _factor(attempt: Any, wrong: Sequence[int]) -> str | None:
     what = "gradient" if "gradients" in attempt.exercise.tags else "number"
     who = "every rank" if len(wrong) == attempt.world_size else ranks_text(wrong)
     if factor > 1:
-        return f"{who}: every {what} is exactly {times(factor)} too big. Was it summed where it should be averaged, or added twice?"
-    return f"{who}: every {what} is exactly {times(1 / factor)} too small. Was it divided where it should be summed, or divided twice?"
+        guess = "Was it summed where it should be averaged, or added twice?"
+        return f"{who}: every {what} is exactly {times(factor)} too big. {guess}"
+    guess = "Was it divided where it should be summed, or divided twice?"
+    return f"{who}: every {what} is exactly {times(1 / factor)} too small. {guess}"
 
 
 def _ratio(got: Any, expected: Any) -> float | None:
@@ -141,12 +143,25 @@ def _digits(attempt: Any, wrong: Sequence[int]) -> str | None:
         return None
     pairs = list(_read_pairs(attempt, wrong))
     for explain in (_too_often, _alone, _missing):
-        for rank, index, got, right in pairs:
+        for rank, _, got, right in pairs:
             text = explain(got, right)
             if text:
                 where = place_name(attempt, right.place)
-                return f"`{got.text}` on rank {rank}{where}, where `{right.text}` is right: {text}"
+                text = f"`{got.text}` on rank {rank}{where}, where `{right.text}` is right: {text}"
+                return text + _too_few(attempt)
     return None
+
+
+def _too_few(attempt: Any) -> str:
+    """What the number of messages adds to a sum that lacks somebody."""
+    if attempt.exercise.traffic is None:
+        return ""
+    for rank, record in enumerate(attempt.ranks):
+        needed, sent = attempt.exercise.traffic(attempt.case, rank).messages, len(record.sends)
+        if needed is not None and sent < needed:
+            short = "one step short" if needed - sent == 1 else "too few steps"
+            return f" Rank {rank} sent {number_of(sent, 'message')}, and {needed} are needed: {short}."
+    return ""
 
 
 def _read_pairs(attempt: Any, wrong: Sequence[int]) -> Any:
@@ -180,7 +195,7 @@ def _alone(got: digits.Number, right: digits.Number) -> str | None:
     if sum(got.counts) != 1 or sum(right.counts) <= 2:
         return None
     rank = got.counts.index(1)
-    return f"only rank {rank}'s number is there. What arrived was copied over the sum instead of added, or never came."
+    return f"only rank {rank}'s number is there. What arrived was copied where it should be added, or never came here."
 
 
 def _missing(got: digits.Number, right: digits.Number) -> str | None:
@@ -200,10 +215,10 @@ def _place(attempt: Any, wrong: Sequence[int]) -> str | None:
             there = there.strip(" ()") or f"element {got.place}"
             here = here.strip(" ()") or f"element {right.place}"
             return f"rank {rank} holds {there} where {here} belongs (number {index} of its result)."
-    senders = [(rank, got, right) for rank, _, got, right in _read_pairs(attempt, wrong)]
-    for rank, got, right in senders:
+    for rank, _, got, right in _read_pairs(attempt, wrong):
         if sum(got.counts) == sum(right.counts) == 1:
-            return f"rank {rank} ended with rank {got.counts.index(1)}'s numbers; rank {right.counts.index(1)}'s are right."
+            mine, other = got.counts.index(1), right.counts.index(1)
+            return f"rank {rank} ended with rank {mine}'s numbers; rank {other}'s are right."
     return None
 
 
@@ -221,16 +236,24 @@ def _first_number(attempt: Any, wrong: Sequence[int]) -> str:
 
 def table(attempt: Any) -> str:
     """Your outputs beside the right ones, a line a rank; empty where nothing can be set side by side."""
-    if attempt.case.kind != "digits" or not attempt.ranks or attempt.case.expected is None:
+    case, n = attempt.case, attempt.world_size
+    if case.kind != "digits" or not attempt.ranks or not isinstance(case.expected[0], torch.Tensor):
         return ""
-    n = attempt.world_size
     rows = [("", "yours", "right")]
-    for rank, (got, expected) in enumerate(zip(attempt.outputs, attempt.case.expected, strict=True)):
-        mine = (
-            digits.written(got, n) if isinstance(got, torch.Tensor) else "nothing" if got is None else _described(got)
-        )
-        mark = "" if agrees(got, expected, attempt.case) else "  <-"
-        rows.append((f"rank {rank}", mine, digits.written(expected, n) + mark))
+    for rank, (got, expected) in enumerate(zip(attempt.outputs, case.expected, strict=True)):
+        mark = "" if agrees(got, expected, case) else "  <-"
+        rows.append((f"rank {rank}", _mine(attempt, got, expected), digits.written(expected, n) + mark))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     head = f"On {n} ranks rank r contributes 10^r: digit r counts what came from rank r."
     return "\n".join([head, *(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows)])
+
+
+def _mine(attempt: Any, got: Any, expected: torch.Tensor) -> str:
+    """What a rank ended with; where only the place is wrong, the place too."""
+    if not isinstance(got, torch.Tensor):
+        return "nothing" if got is None else _described(got)
+    text = digits.written(got, attempt.world_size)
+    if text != digits.written(expected, attempt.world_size) or torch.equal(got, expected):
+        return text
+    numbers = digits.read_all(got, attempt.world_size)
+    return text + (place_name(attempt, numbers[0].place) if numbers else "")

@@ -153,8 +153,8 @@ def added_while_gathering(attempt: Any) -> str | None:
         if worst and max(worst.counts) > 1 and full and len(attempt.ranks[rank].sends) == 2 * (n - 1):
             most = worst.counts.index(max(worst.counts))
             return (
-                f"`{worst.text}` on rank {rank}: rank {most}'s number is counted {max(worst.counts)} times. It was added "
-                "in the gather half: a chunk that arrives there is complete already, so copy it."
+                f"`{worst.text}` on rank {rank}: rank {most}'s number is counted {max(worst.counts)} times. It was "
+                "added in the gather half: a chunk that arrives there is complete already, so copy it."
             )
     return None
 
@@ -295,8 +295,8 @@ EXERCISES = (
         verified="{bytes} bytes per rank = (N-1)/N·B; {messages} messages to the right neighbour; {steps} steps",
         hints=(
             "A chunk must visit every rank once. If chunk r is to end on rank r, on which rank does its journey start?",
-            "Rank r sends chunk r-1 first. In each step it adds its own share to the chunk that arrives, and sends that one next.",
-            "Step s of N-1: send chunk (r - 1 - s) % N to the right, receive chunk (r - 2 - s) % N from the left and add it.",
+            "Rank r sends chunk r-1 first. It adds its share to each chunk that arrives; that one it sends next.",
+            "Step s of N-1: send chunk (r - 1 - s) % N to the right, receive chunk (r - 2 - s) % N, add it.",
         ),
     ),
     Exercise(
@@ -359,7 +359,7 @@ EXERCISES = (
         hints=(
             "Rank 0 sends first, then receives; rank 1 the other way round.",
             "Add 1 after each recv, on both ranks.",
-            "for _ in range(rounds): on rank 0 send(x, 1), recv(x, 1), x += 1; on rank 1 recv(x, 0), x += 1, send(x, 0).",
+            "In each round: on rank 0 send(x, 1), recv(x, 1), x += 1; on rank 1 recv(x, 0), x += 1, send(x, 0).",
         ),
     ),
     Exercise(

@@ -53,7 +53,7 @@ def same_partner(attempt: Any) -> str | None:
     for rank, record in enumerate(attempt.ranks):
         peers = [s[1] for s in record.sends]
         if n > 2 and len(peers) == log2(n) and len(set(peers)) == 1:
-            return f"rank {rank} meets rank {peers[0]} in every step. The partner is another one each time: rank ^ 2^k in step k."
+            return f"rank {rank} meets rank {peers[0]} in every step. Step k needs a new partner: rank ^ 2^k."
     return None
 
 
@@ -143,7 +143,8 @@ def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
     factor = said / measured if measured else 0.0
     for unit in (1e3, 1e6, 1e9, 8.0):
         if factor > 0 and (abs(factor / unit - 1) < 0.02 or abs(factor * unit - 1) < 0.02):
-            return f"Units: it is {times(unit)} {'too much' if factor > 1 else 'too little'}. alpha is in seconds, beta in seconds per byte."
+            much = "much" if factor > 1 else "little"
+            return f"Units: it is {times(unit)} too {much}. alpha is in seconds, beta in seconds per byte."
     return f"The steps are {steps}, one after the other, and a message of {each:,.0f} bytes takes alpha + beta·bytes."
 
 
@@ -186,7 +187,8 @@ def judge_metrics(attempt: Any) -> str | None:
                 return _mixed(attempt, rank, name, float(output[name]))
     counts = [len([c for c in record.collectives if c[0] == "all_reduce"]) for record in attempt.ranks]
     if set(counts) != {2}:
-        return f"rank 0 called {number_of(counts[0], 'collective')}: the exercise keeps two, one a metric, in one order on all {n} ranks."
+        called = number_of(counts[0], "all-reduce")
+        return f"rank 0 called {called}: keep two, one a metric, in the same order on all {n} ranks."
     return None
 
 
@@ -240,7 +242,7 @@ EXERCISES = (
         sitting="02B",
         difficulty=3,
         minutes=12,
-        task="Sum x over N = 2^k ranks, in place, in log2 N steps: swap the whole of x with a partner, add, next partner.",
+        task="Sum x over N = 2^k ranks, in place, in log2 N steps: swap all of x with a partner, add; next partner.",
         cases=vectors(all_reduced, 0, pieces=False),
         sizes=(8, 1, 2, 4),
         output="argument",
@@ -250,12 +252,12 @@ EXERCISES = (
         rules=(same_partner, not_mutual, too_many_steps),
         steps=log2,
         same_bits=True,
-        blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. Then both send to, and receive from, each other.",
+        blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. Then the two swap.",
         verified="{steps} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·B; the same bits on every rank",
         hints=(
             "After one step pairs know their sum. Whom must a pair meet next, so that four ranks know theirs?",
             "In step k the partner is the rank whose number differs in bit k: rank ^ (1 << k).",
-            "Send x with isend, receive into another tensor, wait, and only then add: x must not change while it is being sent.",
+            "Send x with isend, receive into another tensor, wait, and only then add: x must not change while sent.",
         ),
     ),
     Exercise(
@@ -339,7 +341,7 @@ EXERCISES = (
         verified="{messages} messages per rank = ceil(log2 N); {bytes} bytes per rank = (N-1)·B",
         hints=(
             "After step k you hold 2^k blocks: your own and those of the ranks above you. Send all you have.",
-            "In step k send what you hold to rank - 2^k, receive from rank + 2^k; in the last step only what is still missing.",
+            "In step k send what you hold to rank - 2^k, receive from rank + 2^k; last, only what is missing.",
             "You hold blocks rank, rank+1, ... (modulo N): rotate them into order at the end.",
         ),
     ),
