@@ -3,9 +3,10 @@
     time = messages · α + bytes · β
 
 α is the latency of one message in seconds, β the seconds per byte (1 / bandwidth). Both are counted on the critical
-path: in each step the busiest rank sends, and receives, one message at a time; the next step waits for it. Hockney
-(1994), as used by Thakur, Rabenseifner and Gropp (2005). With `overlap=True` the messages of one round start together and share one α, as on a network whose
-latency is travel time and not work; their bytes still pass one after the other.
+path: in each step the busiest rank sends, and receives, one message at a time, and the next step waits for it:
+Hockney (1994), as used by Thakur, Rabenseifner and Gropp (2005). With `overlap=True` the messages of one round start
+together and share one α, as on a network whose latency is travel time and not work; their bytes still pass one after
+the other.
 """
 
 from __future__ import annotations

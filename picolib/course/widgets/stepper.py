@@ -23,7 +23,7 @@ class Frames:
 
     def __init__(self, shown: Walk) -> None:
         self.slider = ipywidgets.SelectionSlider(
-            options=["step 1"], layout=ipywidgets.Layout(width="470px"), readout=True
+            options=["step 1"], description="step", layout=ipywidgets.Layout(width="470px"), readout=True
         )
         self.play = ipywidgets.Play(interval=900, show_repeat=False)
         self.stack = ipywidgets.Stack()
