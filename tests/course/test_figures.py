@@ -29,7 +29,7 @@ from picolib.course.figures.bars import cost_bars
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.display import as_picture, display_figure
 from picolib.course.figures.timeline import exposed, minus, union
-from picolib.launch.trace import Recorder, Trace
+from picolib.launch.trace import Event, Recorder, Trace
 
 
 def small_trace() -> Trace:
@@ -116,6 +116,18 @@ def test_timeline_counts_only_the_time_that_compute_does_not_hide():
     assert exposed([e for e in trace.events if e.rank == 1]) == [(0.0, 2.0)]
     svg = timeline(trace).svg()
     assert "50% exposed" in svg and "100% exposed" in svg
+
+
+def test_timeline_believes_a_rank_that_says_when_it_waits():
+    events = [Event(0, "collective", None, None, "all_reduce", 0.0, 9.0), Event(0, "wait", None, None, "", 7.0, 9.0)]
+    assert exposed(events) == [(7.0, 9.0)]
+    assert exposed([*events, Event(0, "mark", None, None, "backward", 0.0, 8.0)]) == [(8.0, 9.0)]
+
+
+def test_overlapping_marks_hide_what_any_of_them_covers():
+    talk = Event(0, "recv", 1, 8, "recv", 0.0, 10.0)
+    marks = [Event(0, "mark", None, None, "", a, b) for a, b in ((1.0, 5.0), (2.0, 3.0), (4.0, 6.0))]
+    assert exposed([talk, *marks]) == [(0.0, 1.0), (6.0, 10.0)]
 
 
 def test_spans_join_and_lose_their_holes():

@@ -120,6 +120,12 @@ def test_a_ring_of_blocking_calls_hangs_exactly_when_all_begin_with_the_same_cal
         assert hangs == (len(first) in (0, ranks))
 
 
+def test_each_rank_waits_for_the_neighbour_that_its_first_call_names():
+    assert around_a_ring(4, []) == {0: 3, 1: 0, 2: 1, 3: 2}
+    assert around_a_ring(4, range(4)) == {0: 1, 1: 2, 2: 3, 3: 0}
+    assert around_a_ring(4, [2]) == {0: None, 1: None, 2: None, 3: None}
+
+
 def test_the_wait_graph_names_the_cycle_and_who_only_waits_for_it():
     figure = wait_graph({0: 1, 1: 2, 2: 1, 3: None}, {0: "waits to receive from rank 1"})
     assert figure.alt.endswith("deadlock: rank 1 → rank 2 → rank 1.")

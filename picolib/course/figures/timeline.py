@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from picolib.course.figures.axes import Scale
@@ -39,19 +40,18 @@ def timeline(trace: Any, title: str = "What each rank did") -> Figure:
         raise ValueError("trace.events is empty: run with trace=True to see a timeline")
     ranks, end = len(trace.bytes_sent), max(e.end for e in trace.events) or 1e-6
     lanes = [_Lane([e for e in trace.events if e.rank == rank]) for rank in range(ranks)]
-    height = max(lane.height for lane in lanes)
     messages = sum(e.kind == "send" for e in trace.events)
     alt = f"Timeline of {ranks} ranks: {messages} messages, and the time each rank waits in communication."
-    figure = Figure(TOP + ranks * (height + 12) + 34, alt, varies=True)
+    tops = list(accumulate((lane.height + 12 for lane in lanes), initial=TOP))  # and where the axis is
+    figure = Figure(tops[-1] + 34, alt, varies=True)
     scale = Scale(0, end, LEFT, WIDTH - RIGHT)
     figure.text(20, 26, title, size=LARGE, bold=True)
     _legend(figure, any(e.kind == "mark" for e in trace.events))
-    _axis(figure, scale, TOP + ranks * (height + 12))
-    tops = [TOP + rank * (height + 12) for rank in range(ranks)]
+    _axis(figure, scale, tops[-1])
     if messages <= ARROWS_UP_TO:
         _draw_arrows(figure, scale, trace.events, tops)
-    for rank, (lane, top) in enumerate(zip(lanes, tops, strict=True)):
-        _draw_lane(figure, scale, lane, rank, top, height)
+    for rank, lane in enumerate(lanes):
+        _draw_lane(figure, scale, lane, rank, tops[rank])
     return figure
 
 
@@ -65,7 +65,7 @@ class _Lane:
         self.share = sum(b - a for a, b in self.exposed)
         self.collectives = of["collective"]
         self.tracks = [*tracks(of["send"]), *tracks(of["recv"])]
-        self.height = 16 + 13 * len(self.tracks)
+        self.height = 16 + 13 * max(len(self.tracks), 1)
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
@@ -122,10 +122,10 @@ def tracks(events: Sequence[Any], most: int = 3) -> list[list[Any]]:
     return laid
 
 
-def _draw_lane(figure: Figure, scale: Scale, lane: _Lane, rank: int, top: float, height: float) -> None:
+def _draw_lane(figure: Figure, scale: Scale, lane: _Lane, rank: int, top: float) -> None:
     figure.box(LEFT, top, scale.end - LEFT, 14, fill=EMPTY)
-    figure.text(18, top + height / 2, "rank", size=SMALL, color=MUTED)
-    figure.rank(60, top + height / 2, rank, radius=12)
+    figure.text(18, top + lane.height / 2, "rank", size=SMALL, color=MUTED)
+    figure.rank(60, top + lane.height / 2, rank, radius=12)
     figure.blocks([_bar(scale, e.start, e.end, top, 14) for e in lane.marks], fill=WORK)
     figure.blocks([_bar(scale, *span, top, 14) for span in lane.exposed], fill=ACCENT)
     for event in (*lane.marks, *lane.collectives):
