@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import mmap
 import os
@@ -33,6 +34,8 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj) is types.CodeType:  # cloudpickle drops the file name, and with it the cell in tracebacks
             make, fields = self.dispatch_table[types.CodeType](obj)[:2]
             return _rebuild_code, (make, fields, obj.co_filename)
+        if isinstance(obj, types.ModuleType) and sys.modules.get(obj.__name__) is obj is not sys.modules["__main__"]:
+            return importlib.import_module, (obj.__name__,)  # also torch's config modules, of a class of their own
         notebook = not isinstance(obj, (type, types.FunctionType)) and culprits.package(obj) in culprits.OF_THE_NOTEBOOK
         if notebook or (isinstance(obj, _OF_THIS_PROCESS) and obj not in (sys.stdin, sys.stdout, sys.stderr)):
             raise pickle.PicklingError(f"a {type(obj).__name__} belongs to this process")

@@ -114,3 +114,13 @@ def test_an_exception_that_cannot_be_pickled_is_told_in_its_own_words():
 
     with pytest.raises(picolib.RankError, match="rank 0 failed with Awkward: this and that"):
         picolib.run(fail, 1)
+
+
+def test_a_global_called_config_does_not_drag_torchs_own_config_module_along():
+    cell: dict = {}
+    exec(  # as in a notebook: `dist` and `config` are globals, and torch.distributed.config is a module of its own kind
+        "import torch.distributed as dist\nconfig = {'lr': 0.1}\n"
+        "def train():\n    return config['lr'] * dist.get_world_size()\n",
+        cell,
+    )
+    assert list(picolib.run(cell["train"], 2)) == [0.2, 0.2]
