@@ -8,7 +8,7 @@ class RunError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the explanation, without the launcher's own frames."""
-        return [f"{type(self).__name__}: {self}"]
+        return str(self).split("\n")
 
 
 class RankError(RunError):

@@ -82,7 +82,8 @@ class Output:
             self._print(rank)
 
     def tick(self) -> None:
-        """Called now and then while the run goes on."""
+        """Called some times a second: what is printed between two ticks arrives in a notebook as one output."""
+        sys.stdout.flush()
         self.live.show(lambda: [f"[rank {rank}] {s.newest()}" for rank, s in enumerate(self.out) if s.newest()])
 
     def finish(self) -> None:
@@ -92,6 +93,7 @@ class Output:
             self.out[rank].finish()
             self.err[rank].finish()
             self._print(rank)
+        sys.stdout.flush()
         text = "".join(f"[rank {rank}] {line}\n" for rank, stream in enumerate(self.err) for line in stream.shown)
         if text:
             sys.stderr.write(text)
@@ -110,7 +112,6 @@ class Output:
         lines = self.out[rank].shown
         if lines:
             sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in lines))
-            sys.stdout.flush()
             lines.clear()
 
     def texts(self) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from multiprocessing import shared_memory
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_the_first_failing_rank_is_named_with_the_learners_line():
         dist.barrier()
 
     error = failure(train, 4)
-    line = next(k for k, text in enumerate(open(__file__), 1) if "# here" in text)
+    line = next(k for k, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# here" in text)
     assert str(error).splitlines() == [
         "rank 2 failed with ValueError: bad luck",
         f"  tests/launch/test_faults.py, line {line}, in train",
