@@ -97,7 +97,7 @@ class Exercise:
     cases: Callable[[int, int], Sequence[Case]]
     verified: str
     hints: tuple[str, str, str]
-    sizes: tuple[int, ...] = (4, 1, 2, 3, 5)
+    sizes: tuple[int, ...] = (4, 3, 1, 2, 5)
     output: str = "returned"
     allows: frozenset[str] = frozenset({"barrier"})
     traffic: Callable[[Case, int], Traffic] | None = None

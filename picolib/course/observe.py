@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from picolib.launch import monitor
+
 NATIVE = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce_coalesced",
@@ -96,6 +98,7 @@ def install() -> Notebook:
         for method, kind in MESSAGES.items():
             _replace(owner_class, method, lambda original, k=kind: _message(original, k, notebook))
     _replace(dist.Work, "wait", lambda original: _wait(original, notebook))
+    _replace(monitor, "collective", lambda original: _announced(original, notebook))
     return notebook
 
 
@@ -114,6 +117,16 @@ def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:
         return original(group, *args, **kwargs)
 
     return method
+
+
+def _announced(original: Callable, notebook: Notebook) -> Callable:
+    """picolib's collectives announce themselves to the monitor, once a call."""
+
+    def collective(name: str, group: Any, tensors: Any = (), *args: Any, **kwargs: Any) -> Any:
+        notebook.entries.append(["collective", name, sum(t.numel() for t in tensors), name])
+        return original(name, group, tensors, *args, **kwargs)
+
+    return collective
 
 
 def _message(original: Callable, kind: str, notebook: Notebook) -> Callable:

@@ -36,10 +36,10 @@ class RankRecord:
 
     @property
     def collectives(self) -> list[list]:
-        """[name, elements, is picolib's own] of every collective called (picolib's are told by their messages)."""
-        native = [[e[1], e[2], False] for e in self.entries if e[0] == "collective" and e[3] is None]
-        owned = {e[-1]: 0 for e in self.entries if e[0] in ("send", "recv", "collective") and e[-1] is not None}
-        return native + [[name, 0, True] for name in owned]
+        """[name, elements, is picolib's own] of every collective called."""
+        calls = [[e[1], e[2], e[3] is not None] for e in self.entries if e[0] == "collective"]
+        owners = {e[5] for e in self.entries if e[0] in ("send", "recv")} - {None, *(call[0] for call in calls)}
+        return calls + [[name, 0, True] for name in owners]  # parts of picolib's algorithms, called directly
 
     @property
     def unwaited(self) -> list[list]:

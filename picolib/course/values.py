@@ -142,14 +142,21 @@ def _digits(attempt: Any, wrong: Sequence[int]) -> str | None:
     if attempt.case.kind != "digits":
         return None
     pairs = list(_read_pairs(attempt, wrong))
-    for explain in (_too_often, _alone, _missing):
+    for explain in (_someone_elses, _too_often, _alone, _missing):
         for rank, _, got, right in pairs:
             text = explain(got, right)
             if text:
                 where = place_name(attempt, right.place)
                 text = f"`{got.text}` on rank {rank}{where}, where `{right.text}` is right: {text}"
-                return text + _too_few(attempt)
+                return text + _all_there(attempt, rank) + _too_few(attempt)
     return None
+
+
+def _all_there(attempt: Any, rank: int) -> str:
+    """Whether the output has the right numbers in another order."""
+    got, expected = (t.detach().double().flatten() for t in (attempt.outputs[rank], attempt.case.expected[rank]))
+    same = got.numel() > 1 and torch.equal(got.sort().values, expected.sort().values)
+    return " All numbers are there, in the wrong order." if same else ""
 
 
 def _too_few(attempt: Any) -> str:
@@ -181,6 +188,12 @@ def place_name(attempt: Any, place: int | None) -> str:
     if place is None or not length or length % attempt.case.pieces:
         return ""
     return f" ({attempt.exercise.piece} {place // (length // attempt.case.pieces)})"
+
+
+def _someone_elses(got: digits.Number, right: digits.Number) -> str | None:
+    if sum(got.counts) != 1 or sum(right.counts) != 1 or got.counts == right.counts:
+        return None
+    return f"that is rank {got.counts.index(1)}'s number, and rank {right.counts.index(1)}'s belongs there."
 
 
 def _too_often(got: digits.Number, right: digits.Number) -> str | None:
@@ -215,10 +228,6 @@ def _place(attempt: Any, wrong: Sequence[int]) -> str | None:
             there = there.strip(" ()") or f"element {got.place}"
             here = here.strip(" ()") or f"element {right.place}"
             return f"rank {rank} holds {there} where {here} belongs (number {index} of its result)."
-    for rank, _, got, right in _read_pairs(attempt, wrong):
-        if sum(got.counts) == sum(right.counts) == 1:
-            mine, other = got.counts.index(1), right.counts.index(1)
-            return f"rank {rank} ended with rank {mine}'s numbers; rank {other}'s are right."
     return None
 
 

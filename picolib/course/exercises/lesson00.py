@@ -46,7 +46,11 @@ def _owners(items: list, shares: list, n: int) -> str | None:
         return f"item {twice[0]} belongs to {who} (of {n} ranks): each item must have exactly one owner."
     if nobody:
         which = f"item {nobody[0]} belongs" if len(nobody) == 1 else f"items {', '.join(map(str, nobody))} belong"
-        return f"{which} to nobody: {len(items)} items on {n} ranks leave a remainder of {len(items) % n}."
+        rest = len(items) % n
+        why = (
+            f": {len(items)} items on {n} ranks leave a remainder of {rest}" if nobody == items[-rest:] and rest else ""
+        )
+        return f"{which} to nobody{why}."
     strange = [item for share in shares for item in share if item not in owners]
     return f"{strange[0]!r} is none of the items." if strange else None
 
@@ -195,7 +199,7 @@ EXERCISES = (
         task="Return this rank's share of a list: every item on exactly one rank, even shares, nothing sent.",
         cases=share_cases,
         judge=judge_shares,
-        sizes=(4, 1, 2, 3, 5, 8),
+        sizes=(4, 3, 1, 2, 5, 8),
         allows=frozenset(),
         verified="every item has exactly one owner; {messages} messages sent",
         hints=(
@@ -236,7 +240,7 @@ EXERCISES = (
         cases=gradient_cases,
         call=backward_with,
         judge=judge_gradients,
-        sizes=(4, 1, 2, 3),
+        sizes=(4, 3, 1, 2),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),
         verified="gradients of a small Llama equal the mean over ranks in float64; one all-reduce a parameter",

@@ -198,6 +198,23 @@ def ping_pong_traffic(case_: Case, rank: int) -> Traffic:
     return Traffic(rounds, rounds * nbytes(case_.inputs[0][0]), frozenset({1 - rank}))
 
 
+def rounds_missed(attempt: Any) -> str | None:
+    """Fewer journeys than asked for, or a rank that forgets to add."""
+    rounds = attempt.case.inputs[0][1]
+    for rank, record in enumerate(attempt.ranks):
+        if len(record.sends) not in (0, rounds):
+            sent = number_of(len(record.sends), "message")
+            return f"rank {rank} sent {sent} in {number_of(rounds, 'round')}: it is one a round."
+    got, right = attempt.outputs[0], attempt.case.expected[0]
+    if not isinstance(got, torch.Tensor) or got.shape != right.shape or torch.equal(got, right):
+        return None
+    start = attempt.inputs()[0]
+    return (
+        f"after {number_of(rounds, 'round')} rank 0's tensor has grown by {float((got - start)[0]):g}, "
+        f"where {2 * rounds} is right: both ranks add 1 to what they receive."
+    )
+
+
 PARTS = 8
 
 
@@ -291,8 +308,7 @@ EXERCISES = (
         traffic=half_ring_traffic,
         formula="(N-1)/N·B",
         script=reduce_scatter_script,
-        steps=lambda n: n - 1,
-        verified="{bytes} bytes per rank = (N-1)/N·B; {messages} messages to the right neighbour; {steps} steps",
+        verified="{bytes} bytes per rank = (N-1)/N·B; N-1 = {messages} messages, all to the right neighbour",
         hints=(
             "A chunk must visit every rank once. If chunk r is to end on rank r, on which rank does its journey start?",
             "Rank r sends chunk r-1 first. It adds its share to each chunk that arrives; that one it sends next.",
@@ -314,9 +330,8 @@ EXERCISES = (
         formula="2(N-1)/N·B",
         script=leftward_script,
         rules=(added_while_gathering, gathered_a_partial_chunk, gathers_leftward),
-        steps=lambda n: 2 * (n - 1),
         same_bits=True,
-        verified="{bytes} bytes per rank = 2(N-1)/N·B; {steps} steps; the same bits on every rank",
+        verified="{bytes} bytes per rank = 2(N-1)/N·B; {messages} steps; the same bits on every rank",
         hints=RING_HINTS,
     ),
     Exercise(
@@ -338,8 +353,8 @@ EXERCISES = (
         verified="{bytes} bytes per rank = 2(N-1)/N·B; nobody is missing",
         hints=(
             "Run it with digits: rank r contributes 10^r. Which digit of the result is 0?",
-            "Count the journeys: on N ranks a chunk has to take N-1 steps to meet everybody.",
-            "Compare the bounds of the two loops.",
+            "Follow one chunk: it leaves one rank, and every rank it comes to has to add its own share.",
+            "In the first half, look at what happens to what arrives, step by step. Is the first step like the others?",
         ),
     ),
     Exercise(
@@ -355,6 +370,8 @@ EXERCISES = (
         cases=ping_pong_cases,
         sizes=(2,),
         traffic=ping_pong_traffic,
+        rules=(rounds_missed,),
+        blocked="One of the two has to receive while the other sends.",
         verified="one message a round, each way",
         hints=(
             "Rank 0 sends first, then receives; rank 1 the other way round.",

@@ -250,10 +250,9 @@ EXERCISES = (
         formula="log2(N)·B",
         script=lambda n, rank: [Sent(other) for other in partners(n, rank)],
         rules=(same_partner, not_mutual, too_many_steps),
-        steps=log2,
         same_bits=True,
         blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. Then the two swap.",
-        verified="{steps} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·B; the same bits on every rank",
+        verified="{messages} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·B; the same bits everywhere",
         hints=(
             "After one step pairs know their sum. Whom must a pair meet next, so that four ranks know theirs?",
             "In step k the partner is the rank whose number differs in bit k: rank ^ (1 << k).",
@@ -291,7 +290,7 @@ EXERCISES = (
         task="Two metrics are summed by two all-reduces, and come out mixed. Nothing hangs. Find out why, mend it.",
         cases=metric_cases,
         judge=judge_metrics,
-        sizes=(4, 1, 2, 3),
+        sizes=(4, 3, 1, 2),
         allows=frozenset({"all_reduce", "barrier"}),
         verified="both sums right, by two collectives",
         hints=(
@@ -315,9 +314,8 @@ EXERCISES = (
         output="argument",
         traffic=halving_traffic,
         formula="2(N-1)/N·B",
-        steps=lambda n: 2 * log2(n),
         same_bits=True,
-        verified="{bytes} bytes per rank = 2(N-1)/N·B; {steps} steps = 2·log2 N; the same bits on every rank",
+        verified="{bytes} bytes per rank = 2(N-1)/N·B; {messages} steps = 2·log2 N; the same bits on every rank",
         hints=(
             "Keep one half of the range you are responsible for, give the other half to a partner who keeps that one.",
             "Halve log2 N times; then go the same way back, doubling the range you hold with each partner.",
@@ -337,7 +335,6 @@ EXERCISES = (
         cases=vectors(gathered, 0, pieces=False),
         traffic=bruck_traffic,
         formula="(N-1)·B",
-        steps=bruck_steps,
         verified="{messages} messages per rank = ceil(log2 N); {bytes} bytes per rank = (N-1)·B",
         hints=(
             "After step k you hold 2^k blocks: your own and those of the ranks above you. Send all you have.",

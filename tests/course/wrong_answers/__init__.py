@@ -1,0 +1,83 @@
+"""Answers as learners give them: for each exercise wrong ones, with the words that the diagnosis must contain, and two
+right ones that differ. One table: `wrong` and `right` put a function into it, the tests and the docs read it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+LESSONS = ("lesson00", "lesson02a", "lesson02b")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One row: the exercise, what the answer does, the function, and words of its diagnosis (none: it is right)."""
+
+    exercise: str
+    name: str
+    function: Callable[..., Any]
+    says: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The function as a learner would have written it."""
+        lines = textwrap.dedent(inspect.getsource(self.function)).splitlines()
+        start = next(i for i, line in enumerate(lines) if line.startswith("def "))
+        return "\n".join(lines[start:])
+
+    @property
+    def label(self) -> str:
+        """A name for a test."""
+        return f"{self.exercise} {self.name}"
+
+
+TABLE: list[Answer] = []
+
+
+def wrong(exercise: str, name: str, *says: str) -> Callable[[Callable], Callable]:
+    """The decorated function is a wrong answer; its diagnosis must contain each text of `says`."""
+
+    def put(function: Callable) -> Callable:
+        TABLE.append(Answer(exercise, name, function, says))
+        return function
+
+    return put
+
+
+def right(exercise: str, name: str) -> Callable[[Callable], Callable]:
+    """The decorated function is a right answer."""
+
+    def put(function: Callable) -> Callable:
+        TABLE.append(Answer(exercise, name, function))
+        return function
+
+    return put
+
+
+def load() -> list[Answer]:
+    """The whole table."""
+    for name in LESSONS:
+        module = importlib.import_module(f"{__name__}.{name}")
+        cloudpickle.register_pickle_by_value(module)  # as a notebook's functions travel
+    return TABLE
+
+
+def to_markdown() -> str:
+    """The table for the docs."""
+    lines = ["| exercise | answer | told |", "|---|---|---|"]
+    for answer in load():
+        told = "; ".join(answer.says).replace("|", "\\|") if answer.says else "*right*"
+        lines.append(f"| {answer.exercise} | {answer.name} | {told} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(to_markdown() + "\n")
