@@ -175,7 +175,7 @@ def _axis(figure: Figure, scale: Scale, y: float) -> None:
         figure.text(
             scale(value), y + 14, seconds_text(value) if value else "0", size=SMALL, color=MUTED, anchor="middle"
         )
-    figure.text(scale.end + 8, y + 14, "time", size=SMALL, color=INK)
+    figure.text(WIDTH - 20, y + 14, "time", size=SMALL, color=INK, anchor="end")
 
 
 def _legend(figure: Figure, computes: bool) -> None:
