@@ -6,6 +6,7 @@ Names are imported at first use (PEP 562), so that `import picolib` costs next t
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 __version__ = "0.1.0"
@@ -35,6 +36,15 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"picolib.{name}")
     raise AttributeError(f"module 'picolib' has no attribute {name!r}")
+
+
+def _warm_up_in_a_notebook() -> None:
+    """A session that imports picolib in a kernel will run ranks: start what they are copied from, in the background."""
+    if "ipykernel" in sys.modules:
+        importlib.import_module("picolib.launch.forked").warm_up()
+
+
+_warm_up_in_a_notebook()
 
 
 def __dir__() -> list[str]:

@@ -117,6 +117,12 @@ def fork_server() -> ForkServer:
         return _current
 
 
+def warm_up() -> None:
+    """Start the fork server now, beside the kernel's own import of torch, so that the first run need not wait."""
+    if hasattr(os, "fork") and os.environ.get("PICOLIB_START") != "spawn":
+        fork_server()
+
+
 class ForkedRanks:
     """The ranks of one run and the kernel's ends of their pipes."""
 

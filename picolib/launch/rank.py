@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from picolib.launch import environment, monitor, pickling, wire
+from picolib.launch import environment, monitor, pickling, staging, wire
 from picolib.launch.board import Board
 from picolib.launch.frames import describe_exception
 
@@ -67,6 +67,8 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     torch.set_num_threads(request["threads"])
     if request.get("gpus"):
         torch.cuda.set_device(rank % request["gpus"])
+        if request["backend"] == "gloo":
+            staging.install()
     start["resident"] = resident_bytes("VmRSS")
     join(request["store"], rank, world_size, request["backend"])
     shared = None if board is None else Board.attach(board, world_size)
