@@ -7,6 +7,7 @@ Whoever comes last sees a difference, without any extra message and before data 
 from __future__ import annotations
 
 import json
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,12 +15,14 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from picolib.launch import compare
-from picolib.launch.board import COLLECTIVE, DIRECT, RECV, SEND, TALLIED, Board
+from picolib.launch.board import COLLECTIVE, DIRECT, RECV, SEND, TALLIED, Board, Layout
 from picolib.launch.places import Place
 from picolib.launch.reader import Reader
-from picolib.launch.slot import NO_TEXT, Channel, Text, text_hash
+from picolib.launch.slot import NO_TEXT, U64, Entry, Text, text_hash
 from picolib.launch.waiting import Threads
 from picolib.launch.writer import Writer
+
+_GLANCE = struct.Struct("<QQQ")  # the first fields of an entry
 
 
 class Group(NamedTuple):
@@ -38,6 +41,19 @@ class Post(NamedTuple):
     kind: int
     channel: int
     number: int
+    signature: int
+    stack: int
+
+
+class Lane:
+    """A channel of this rank: where it stands in the memory, and how many posts it has had."""
+
+    __slots__ = ("index", "kind", "counter", "ring", "entry_size", "length", "count", "previous")
+
+    def __init__(self, layout: Layout, rank: int, kind: int, index: int) -> None:
+        self.index, self.kind, self.count = index, kind, 0
+        self.counter, self.ring, self.entry_size, self.length = layout.lane(rank, kind, index)
+        self.previous = (0, -1)  # address of the last call's tensor, and that call's number
 
 
 class Announcer:
@@ -46,14 +62,13 @@ class Announcer:
     def __init__(self, board: Board, rank: int, issued: Callable[[], int]) -> None:
         self.rank = rank
         self.writer = Writer(board, rank)
+        self.memory = board.memory
         self.threads = Threads(self.writer, issued)
         self.readers = [Reader(board, r) for r in range(board.world_size)]
-        self.channels: dict[tuple, int | None] = {}
-        self.counts: dict[tuple, int] = {}
-        self.peer_channels: dict[tuple, Channel] = {}
+        self.lanes: dict[tuple, Lane | None] = {}
+        self.peer_lanes: dict[tuple, Lane] = {}
         self.signatures: dict[Any, str] = {}
         self.groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self.previous: dict[int, tuple[int, int]] = {}  # group key -> address, number of its last tensor
 
     def group(self, group: Any) -> Group:
         """The board's view of a process group (None: the world)."""
@@ -82,104 +97,87 @@ class Announcer:
             text = self.signatures[key] = json.dumps(fields())
         return self.writer.text(text)
 
-    def _channel(self, kind: int, group: Group, peer: int, tag: int) -> int | None:
+    def _lane(self, kind: int, group: Group, peer: int = 0, tag: int = 0) -> Lane | None:
         key = (kind, group.key, peer, tag)
-        if key not in self.channels:
-            self.channels[key] = self.writer.open_channel(kind, group.key, peer, tag, group.text)
-            self.counts[key] = 0
-        return self.channels[key]
+        if key not in self.lanes:
+            index = self.writer.open_channel(kind, group.key, peer, tag, group.text)
+            self.lanes[key] = None if index is None else Lane(self.writer.layout, self.rank, kind, index)
+        return self.lanes[key]
 
-    def collective(
-        self, group: Group, signature: Text, place: Place, *, detail: str = "", tallied: bool = False, nbytes: int = 0
-    ) -> Post | None:
-        """Post the group's next collective; None when the board is full."""
-        key = (COLLECTIVE, group.key, 0, 0)
+    def _peer_lane(self, peer: int, kind: int, group: int, other: int = 0, tag: int = 0) -> Lane | None:
+        key = (peer, kind, group, other, tag)
+        lane = self.peer_lanes.get(key)
+        if lane is None:
+            channel = self.readers[peer].find(kind, group, other, tag)
+            if channel is not None:
+                lane = self.peer_lanes[key] = Lane(self.writer.layout, peer, kind, channel.index)
+        return lane
+
+    def post(
+        self, kind: int, group: Group, peer: int, tag: int, signature: Text, place: Place, nbytes: int,
+        detail: str = "", tallied: bool = False,
+    ) -> Post | None:  # fmt: skip
+        """Post the next call of a channel; None when the board is full."""
         flags = (TALLIED if tallied else 0) | (DIRECT if place.direct else 0)
         with self.threads.lock:
-            channel = self._channel(COLLECTIVE, group, 0, 0)
-            if channel is None:
+            lane = self._lane(kind, group, peer, tag)
+            if lane is None:
                 return None
-            number = self.counts[key]
-            self.writer.post(
-                COLLECTIVE, channel, number, signature, stack=place.stack, place=self.writer.text(place.text),
-                detail=self.writer.text(detail) if detail else NO_TEXT, flags=flags, nbytes=nbytes,
-            )  # fmt: skip
-            self.counts[key] = number + 1
-        return Post(COLLECTIVE, channel, number)
+            number, text = lane.count, self.writer.text
+            details = text(detail) if detail else NO_TEXT
+            self.writer.post(lane, number, signature, place.stack, text(place.text), details, flags, nbytes)
+            lane.count = number + 1
+        return Post(kind, lane.index, number, signature.hash, place.stack)
 
     def compare_collective(self, group: Group, post: Post, pairwise: bool, address: int) -> None:
         """Raise MismatchError when a neighbour's post for the same number tells of another call."""
-        peers = group.members if pairwise else group.neighbours
-        mine = self._own_entry(post)
-        for peer in peers:
-            channel = None if peer == self.rank else self._peer_channel(peer, COLLECTIVE, group.key, 0, 0)
-            if channel is None or self.readers[peer].count(channel) <= post.number:
+        mine = self.lanes[(COLLECTIVE, group.key, 0, 0)]
+        for peer in group.members if pairwise else group.neighbours:
+            lane = None if peer == self.rank else self._peer_lane(peer, COLLECTIVE, group.key)
+            seen = lane and glance(self.memory, lane, post.number)
+            if not seen:
                 continue
-            theirs = self.readers[peer].entry(channel, post.number)
-            if theirs is None:
-                continue
-            if theirs.signature.hash != mine.signature.hash:
+            signature, stack = seen
+            if signature != post.signature:
                 self.fail(compare.collective_mismatch(self.readers, group, post.number, self.rank, peer))
             if pairwise:
-                self._fail_if(compare.splits_mismatch(self.readers, group, self.rank, mine, peer, theirs))
-            self._compare_order(group, post, mine, peer, channel, theirs, address)
-        self.previous[group.key] = (address, post.number)
+                self._compare_splits(group, post, peer)
+            if stack != post.stack and mine.previous[1] == post.number - 1 and mine.previous[0] != address:
+                self._compare_order(group, post, peer)
+        mine.previous = (address, post.number)
 
-    def _compare_order(
-        self, group: Group, post: Post, mine: Any, peer: int, channel: Channel, theirs: Any, address: int
-    ) -> None:
+    def _compare_splits(self, group: Group, post: Post, peer: int) -> None:
+        mine, theirs = (self._entry(rank, group, post.number) for rank in (self.rank, peer))
+        text = theirs and compare.splits_mismatch(self.readers, group, self.rank, mine, peer, theirs)
+        if text:
+            self.fail(text)
+
+    def _compare_order(self, group: Group, post: Post, peer: int) -> None:
         """Two calls in a row that stand crosswise on two ranks have changed places."""
-        before_address, before_number = self.previous.get(group.key, (0, -1))
-        if theirs.stack == mine.stack or before_number != post.number - 1 or before_address == address:
+        numbers = (post.number - 1, post.number)
+        mine, theirs = ([self._entry(rank, group, n) for n in numbers] for rank in (self.rank, peer))
+        if not all(entry and entry.flags & DIRECT for entry in (*mine, *theirs)):
             return
-        my_last, their_last = self._own_entry(post, -1), self.readers[peer].entry(channel, post.number - 1)
-        if my_last is None or their_last is None or not (mine.flags & DIRECT and theirs.flags & DIRECT):
-            return
-        crosswise = mine.stack == their_last.stack and my_last.stack == theirs.stack
-        if crosswise and my_last.stack != mine.stack and my_last.signature.hash == mine.signature.hash:
-            self.fail(compare.swapped(self.readers, group, self.rank, (my_last, mine), peer, (their_last, theirs)))
+        crosswise = mine[0].stack == theirs[1].stack and mine[1].stack == theirs[0].stack
+        if crosswise and mine[0].stack != mine[1].stack and mine[0].signature == mine[1].signature:
+            self.fail(compare.swapped(self.readers, group, self.rank, mine, peer, theirs))
 
-    def _own_entry(self, post: Post, step: int = 0) -> Any:
-        reader = self.readers[self.rank]
-        return reader.entry(reader.channel(post.kind, post.channel), post.number + step)
-
-    def _peer_channel(self, peer: int, kind: int, group: int, other: int, tag: int) -> Channel | None:
-        key = (peer, kind, group, other, tag)
-        channel = self.peer_channels.get(key)
-        if channel is None:
-            channel = self.readers[peer].find(kind, group, other, tag)
-            if channel is not None:
-                self.peer_channels[key] = channel
-        return channel
-
-    def message(
-        self, kind: int, group: Group, peer: int, tag: int, signature: Text, place: Place, nbytes: int
-    ) -> Post | None:
-        """Post this rank's next message to (SEND) or from (RECV) `peer`; None when the board is full."""
-        key = (kind, group.key, peer, tag)
-        with self.threads.lock:
-            channel = self._channel(kind, group, peer, tag)
-            if channel is None:
-                return None
-            number = self.counts[key]
-            where = self.writer.text(place.text)
-            self.writer.post(kind, channel, number, signature, stack=place.stack, place=where, nbytes=nbytes)
-            self.counts[key] = number + 1
-        return Post(kind, channel, number)
+    def _entry(self, rank: int, group: Group, number: int) -> Entry | None:
+        channel = self.readers[rank].find(COLLECTIVE, group.key)
+        return self.readers[rank].entry(channel, number) if channel is not None else None
 
     def compare_message(self, kind: int, group: Group, peer: int, tag: int, post: Post) -> None:
         """Raise MismatchError when the other end's k-th message under this tag has another size or dtype."""
         other = SEND if kind == RECV else RECV
-        channel = self._peer_channel(peer, other, group.key, self.rank, tag)
-        if channel is None or self.readers[peer].count(channel) <= post.number:
+        lane = self._peer_lane(peer, other, group.key, self.rank, tag)
+        seen = lane and glance(self.memory, lane, post.number)
+        if not seen or seen[0] == post.signature:
             return
-        theirs, mine = self.readers[peer].entry(channel, post.number), self._own_entry(post)
-        if theirs is None or theirs.signature.hash == mine.signature.hash:
-            return
+        here, there = self.readers[self.rank], self.readers[peer]
+        mine = here.entry(here.channel(kind, post.channel), post.number)
+        theirs = there.entry(there.channel(other, lane.index), post.number)
         ends = ((self.rank, mine), (peer, theirs)) if kind == SEND else ((peer, theirs), (self.rank, mine))
-        self._fail_if(compare.message_mismatch(self.readers, *ends, post.number))
-
-    def _fail_if(self, text: str | None) -> None:
+        text = mine and theirs and compare.message_mismatch(self.readers, *ends, post.number)
         if text:
             self.fail(text)
 
@@ -189,3 +187,12 @@ class Announcer:
 
         self.writer.complain(text)
         raise MismatchError(text)
+
+
+def glance(memory: Any, lane: Lane, number: int) -> tuple[int, int] | None:
+    """Signature and stack (hashes) of post `number`; None when it isn't there, or no longer."""
+    if U64.unpack_from(memory, lane.counter)[0] <= number:
+        return None
+    where = lane.ring + number % lane.length * lane.entry_size
+    found, signature, stack = _GLANCE.unpack_from(memory, where)
+    return (signature, stack) if found == number + 1 == U64.unpack_from(memory, where)[0] else None

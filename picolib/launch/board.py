@@ -84,12 +84,16 @@ class Layout:
             return self.start(rank) + self.collectives + index * self.collective_channel
         return self.start(rank) + self.messages + index * self.message_channel
 
+    def lane(self, rank: int, kind: int, index: int) -> tuple[int, int, int, int]:
+        """A channel's counter and first entry (offsets), the size of an entry, and how many its ring has."""
+        start = self.channel(rank, kind, index)
+        size, length = (self.collective_entry, COLLECTIVE_RING) if kind == COLLECTIVE else (ENTRY_SIZE, MESSAGE_RING)
+        return start, start + CHANNEL_SIZE, size, length
+
     def entry(self, rank: int, kind: int, index: int, number: int) -> int:
         """Offset of the ring's entry for post `number` of a channel."""
-        base = self.channel(rank, kind, index) + CHANNEL_SIZE
-        if kind == COLLECTIVE:
-            return base + number % COLLECTIVE_RING * self.collective_entry
-        return base + number % MESSAGE_RING * ENTRY_SIZE
+        _, ring, size, length = self.lane(rank, kind, index)
+        return ring + number % length * size
 
 
 class Board:

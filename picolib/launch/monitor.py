@@ -147,6 +147,12 @@ def observer() -> Observer | None:
     return _observer
 
 
+def resume(observed: Observer) -> None:
+    """Put another observer in place of the running one (the benchmark alternates between two)."""
+    global _observer
+    _observer = observed
+
+
 def start(board: Any, rank: int, world_size: int, checked: bool = True, trace: bool = False) -> None:
     """Called once in each rank, after init_process_group and before the learner's function.
 

@@ -168,21 +168,20 @@ class Observer:
     ) -> Call:
         """The group's next collective (see `monitor.collective`). `extra` is one more field of the signature."""
         self.recorder.calls[name] += 1
+        tallied = algorithm is not None and algorithm != "native"
         full_name = f"{name}[{algorithm}]" if algorithm else name
-        tallied = algorithm not in (None, "native")
         if self.announcer is None:
             return Call(self, full_name, None, NO_PLACE, tallied, async_op)
         known = group if isinstance(group, Group) else self.announcer.group(group)
         place = place or find_place()
-        kinds = tuple((t.dtype, t.shape if strict_shapes else None) for t in tensors)
+        kinds = tuple([(t.dtype, t.shape if strict_shapes else None) for t in tensors])
         op = op if op is None or isinstance(op, str) else op_name(op)
         signature = self.announcer.signature(
-            (name, kinds, op, root, algorithm, label, extra and extra[0], str(extra)),
+            (name, kinds, op, root, algorithm, label, extra and str(extra)),
             lambda: _described(name, kinds, op, root, algorithm, label, extra),
         )
         detail = json.dumps({"send": list(splits[0]), "recv": list(splits[1])}) if splits is not None else ""
-        nbytes = sum(t.numel() * t.element_size() for t in tensors)
-        post = self.announcer.collective(known, signature, place, detail=detail, tallied=tallied, nbytes=nbytes)
+        post = self.announcer.post(COLLECTIVE, known, 0, 0, signature, place, 0, detail, tallied)
         if post is not None:
             address = tensors[0].data_ptr() if tensors else 0
             self.announcer.compare_collective(known, post, splits is not None, address)
@@ -228,7 +227,7 @@ class Observer:
             lambda: {"name": "message", "shapes": [list(tensor.shape)], "dtypes": [_dtype(tensor.dtype)]},
         )
         message.place, message.memory = place.text, range_of(tensor)
-        message.post = announcer.message(kind, known, peer, tag, signature, place, message.nbytes)
+        message.post = announcer.post(kind, known, peer, tag, signature, place, message.nbytes)
         if message.post is not None:
             announcer.compare_message(kind, known, peer, tag, message.post)
         if 0 < len(self.pending) <= _MANY_PENDING:

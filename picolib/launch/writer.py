@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from picolib.launch import slot
 from picolib.launch.board import (
@@ -85,27 +86,25 @@ class Writer:
 
     def post(
         self,
-        kind: int,
-        index: int,
+        lane: Any,
         number: int,
         signature: Text,
-        *,
         stack: int = 0,
         place: Text = NO_TEXT,
         detail: Text = NO_TEXT,
         flags: int = 0,
         nbytes: int = 0,
     ) -> None:
-        """Write entry `number` of a channel, then raise its counter."""
-        where = self.layout.entry(self.rank, kind, index, number)
+        """Write entry `number` of a channel (an `announce.Lane`), then raise its counter."""
+        where = lane.ring + number % lane.length * lane.entry_size
         ENTRY.pack_into(
             self.memory, where, number + 1, signature.hash, stack, place.hash,
             signature.offset, place.offset, detail.offset, flags, nbytes, detail.hash,
         )  # fmt: skip
-        if kind == COLLECTIVE and flags & TALLIED:
+        if flags & TALLIED:
             start = where + ENTRY_SIZE
             self.memory[start : start + self.layout.tally] = bytes(self.layout.tally)
-        U64.pack_into(self.memory, self.layout.channel(self.rank, kind, index), number + 1)
+        U64.pack_into(self.memory, lane.counter, number + 1)
         self.step()
 
     def tally(self, index: int, number: int, kind: int, peer: int) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from picolib.launch import memory
+from picolib.launch.announce import Lane
 from picolib.launch.board import COLLECTIVE, RECV, RETURNED, SEND, Board
 from picolib.launch.places import find_place
 from picolib.launch.reader import Reader
@@ -21,13 +22,14 @@ def board():
 
 
 def collective_channel(writer, group=1, members=(0, 1, 2)):
-    return writer.open_channel(COLLECTIVE, group, 0, 0, writer.text(str(["world", *members]).replace("'", '"')))
+    index = writer.open_channel(COLLECTIVE, group, 0, 0, writer.text(str(["world", *members]).replace("'", '"')))
+    return Lane(writer.layout, writer.rank, COLLECTIVE, index)
 
 
 def test_a_post_is_read_back_by_others(board):
     writer, reader = Writer(board, 1), Reader(board, 1)
-    index = collective_channel(writer)
-    writer.post(COLLECTIVE, index, 0, writer.text("sum"), place=writer.text("here"), stack=5, nbytes=12)
+    lane = collective_channel(writer)
+    writer.post(lane, 0, writer.text("sum"), place=writer.text("here"), stack=5, nbytes=12)
     channel = reader.find(COLLECTIVE, 1)
     entry = reader.entry(channel, 0)
     assert reader.count(channel) == 1 and reader.text(entry.signature) == "sum" and reader.text(entry.place) == "here"
@@ -37,9 +39,9 @@ def test_a_post_is_read_back_by_others(board):
 
 def test_a_post_that_was_lapped_is_unknown_and_not_wrong(board):
     writer, reader = Writer(board, 0), Reader(board, 0)
-    index = collective_channel(writer)
+    lane = collective_channel(writer)
     for number in range(100):
-        writer.post(COLLECTIVE, index, number, writer.text(f"call {number}"))
+        writer.post(lane, number, writer.text(f"call {number}"))
     channel = reader.find(COLLECTIVE, 1)
     assert reader.entry(channel, 10) is None and reader.entry(channel, 100) is None
     assert reader.text(reader.entry(channel, 99).signature) == "call 99"
@@ -76,7 +78,7 @@ def waiting_for(board, waits):
         writer = Writer(board, rank)
         members = writer.text('["world", 0, 1, 2]')
         index = writer.open_channel(RECV, 1, peer, 0, members)
-        writer.post(RECV, index, 0, writer.text("{}"))
+        writer.post(Lane(writer.layout, rank, RECV, index), 0, writer.text("{}"))
         writer.begin_wait(0, RECV, index, 0, peer, 0, writer.text(""))
 
 
@@ -102,7 +104,7 @@ def test_a_message_that_was_posted_is_progress_however_long_it_takes(board):
     waiting_for(board, {0: 1})
     sender = Writer(board, 1)
     index = sender.open_channel(SEND, 1, 0, 0, sender.text(""))
-    sender.post(SEND, index, 0, sender.text("{}"))
+    sender.post(Lane(sender.layout, 1, SEND, index), 0, sender.text("{}"))
     sender.set_state(RETURNED)
     assert deadlocked(Watcher(board, 3).picture()) == set()
 
