@@ -42,6 +42,8 @@ class Following:
             outcome = self._outcome()
         except KeyboardInterrupt:
             outcome = RunInterrupted(f"Interrupted: {name(range(self.world_size))} ended.")
+        except Exception as error:  # such as a result that cannot be unpickled here
+            outcome = error
         try:
             self._end(kill=not isinstance(outcome, Run))
         except KeyboardInterrupt:  # pressed twice

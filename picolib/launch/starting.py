@@ -62,7 +62,10 @@ def ranks(request: dict[str, Any], payload: list[Any]) -> Iterator[tuple[Any, Bo
 def _forked(request: dict[str, Any], payload: list[Any], board: Board | None) -> ForkedRanks:
     with pickling.to_file(payload) as file:
         shared = [file.fileno()] if board is None else [file.fileno(), board.fd]
-        return ForkedRanks(fork_server(), request, shared)
+        try:
+            return ForkedRanks(fork_server(), request, shared)
+        except (ServerGone, OSError):  # it has been killed since the last run
+            return ForkedRanks(fork_server(), request, shared)
 
 
 def _spawned(request: dict[str, Any], payload: list[Any], board: Board | None) -> SpawnedRanks:

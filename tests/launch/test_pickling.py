@@ -124,3 +124,13 @@ def test_a_global_called_config_does_not_drag_torchs_own_config_module_along():
         cell,
     )
     assert list(picolib.run(cell["train"], 2)) == [0.2, 0.2]
+
+
+def test_a_result_that_cannot_be_restored_here_ends_the_run_with_its_error():
+    class Refuses:
+        def __reduce__(self):
+            return int, ("not a number",)
+
+    with pytest.raises(ValueError, match="not a number"):
+        picolib.run(lambda: Refuses(), 2)
+    assert list(picolib.run(lambda: 1, 2)) == [1, 1]
