@@ -11,7 +11,7 @@ from picolib.launch.board import COLLECTIVE
 from picolib.launch.reader import Reader
 from picolib.launch.slot import Entry
 
-_PATIENCE = 0.25  # seconds for the others to reach the call, so that a difference names all of them
+_PATIENCE = 0.5  # seconds for the others to reach the call, so that a difference names all of them
 
 
 def collective_mismatch(readers: Sequence[Reader], group: Any, number: int, rank: int, peer: int) -> str:
@@ -19,10 +19,18 @@ def collective_mismatch(readers: Sequence[Reader], group: Any, number: int, rank
     _wait_for_the_others(readers, group, number)
     posts = {r: _post(readers[r], group.key, number) for r in group.members}
     posts = {r: entry for r, entry in posts.items() if entry is not None}
+    rank, peer = _first_to_differ(posts) or (rank, peer)
     mine, theirs = (wording.fields(readers[r], posts.get(r)) for r in (rank, peer))
     where = f"call number {number + 1} of {wording.group(group.name, group.members)}"
     headline, hint = _difference(mine, theirs, rank, peer, where)
     return "\n".join([headline, *_table(readers, posts), hint])
+
+
+def _first_to_differ(posts: Mapping[int, Entry]) -> tuple[int, int] | None:
+    """The lowest rank, and the first that differs from it: the same words whoever has noticed."""
+    first = min(posts, default=None)
+    others = [rank for rank in sorted(posts) if posts[rank].signature.hash != posts[first].signature.hash]
+    return (first, others[0]) if others else None
 
 
 def _wait_for_the_others(readers: Sequence[Reader], group: Any, number: int) -> None:
