@@ -258,7 +258,8 @@ class Observer:
     def issued(self) -> int:
         """Collectives that torch has started in the world group, from Python or by itself."""
         try:
-            return dist.group.WORLD._get_sequence_number_for_group() - self.messages_posted
+            # a message is counted here just before torch counts it: in between the difference is one too small
+            return max(0, dist.group.WORLD._get_sequence_number_for_group() - self.messages_posted)
         except (AttributeError, RuntimeError):  # no group any more, or a backend that doesn't count
             return 0
 
@@ -270,7 +271,11 @@ _op_names: dict[Any, str] = {}
 def op_name(op: Any) -> str:
     """ "SUM" for torch's ReduceOp.SUM, in any of the forms that it comes in."""
     kind = getattr(op, "op", op)
-    return getattr(kind, "name", None) or str(kind).rsplit(".", 1)[-1].split(":")[0].rstrip(">")
+    name = _op_names.get(kind)
+    if name is None:
+        text = getattr(kind, "name", None) or str(kind).rsplit(".", 1)[-1].split(":")[0].rstrip(">")
+        name = _op_names[kind] = text
+    return name
 
 
 def _dtype(dtype: torch.dtype) -> str:
