@@ -17,6 +17,7 @@ from picolib.comm.api import (
 from picolib.comm.auto import algorithms
 from picolib.comm.engine import Work, poll
 from picolib.comm.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from picolib.comm.traffic import bytes_sent, messages_sent
 
 # torch has two names for these: the older one above, and the newer one.
 all_gather_single = all_gather_into_tensor
@@ -35,9 +36,11 @@ __all__ = [
     "barrier",
     "batch_isend_irecv",
     "broadcast",
+    "bytes_sent",
     "gather",
     "irecv",
     "isend",
+    "messages_sent",
     "poll",
     "recv",
     "reduce",

@@ -17,8 +17,9 @@ from picolib.comm.fold import fold
 from picolib.comm.ops import Reduction
 from picolib.comm.p2p import Link
 
-# A ring works on pieces of the vector at a time: while one piece is being combined, others are on the wire.
+# Rings and trees work on pieces of the vector: while one piece is being combined, others are on the wire.
 SEGMENT_BYTES = 4 << 20
+TREE_SEGMENT_BYTES = 512 << 10
 SEGMENTS_IN_FLIGHT = 4
 
 
@@ -83,8 +84,16 @@ def ring_once(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
 def tree(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
     """Up a binary tree, combining on the way, and the result down again. Rank r's children are 2r+1 and 2r+2.
 
-    2·log2(n) steps; at most 3·S bytes sent by a rank, S by a leaf.
+    2·log2(n) steps; at most 3·S bytes sent by a rank, S by a leaf. A long vector goes in several segments, so that
+    the levels of the tree work at the same time. All ranks together send no more than in a ring, in far fewer
+    messages: where ranks share few cores, that decides.
     """
+    pieces = segments(vector, TREE_SEGMENT_BYTES)
+    yield from side_by_side((tree_once(link, piece, op) for piece in pieces), SEGMENTS_IN_FLIGHT)
+
+
+def tree_once(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """The tree all-reduce of one segment."""
     children = [child for child in (2 * link.rank + 1, 2 * link.rank + 2) if child < link.size]
     parent = (link.rank - 1) // 2
     inbox = [torch.empty_like(vector) for _ in children]

@@ -2,8 +2,9 @@
 
 The choice is a pure function of what every rank of the group knows alike: the collective, its size in bytes and
 the number of ranks. The constants are shipped, not measured at the start, so that a run gives the same bits on
-every machine. They come from `benchmarks/collectives.py` on gloo, where what counts at first is the number
-of messages (each wakes up a process), and later the number of bytes.
+every machine. They come from `benchmarks/collectives.py` on gloo with several ranks on two cores. There, what counts
+is how many messages all ranks together send (each wakes up a process) and how many bytes; on a network where every
+rank has its own wire, it would be the messages and bytes of the busiest rank, and a ring would win for long vectors.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SAME_AS = {
     "all_to_all_single": "all_to_all",
 }
 
-KB, MB = 1 << 10, 1 << 20
+KB = 1 << 10
 
 
 def algorithms(name: str) -> list[str]:
@@ -84,17 +85,20 @@ def choose(name: str, nbytes: int, size: int) -> str:
     return _CHOICES[name](nbytes, size)
 
 
-def _all_reduce(nbytes: int, size: int) -> str:
-    if nbytes <= 16 * KB:
-        return "one_shot" if size <= 4 else "recursive_doubling"
-    return "direct" if nbytes <= 1 * MB else "ring"
+def _all_gather(nbytes: int, size: int) -> str:
+    return "recursive_doubling" if nbytes <= 256 * KB else "direct"
+
+
+def _reduce_scatter(nbytes: int, size: int) -> str:
+    return "recursive_halving" if nbytes <= 64 * KB and size > 2 else "direct"
 
 
 _CHOICES: dict[str, Callable[[int, int], str]] = {
-    "all_reduce": _all_reduce,
-    "broadcast": lambda nbytes, size: "binomial",
-    "all_gather": lambda nbytes, size: "direct",
-    "reduce_scatter": lambda nbytes, size: "direct",
+    # A tree moves as many bytes as a ring, all ranks together, in the fewest messages of all.
+    "all_reduce": lambda nbytes, size: "tree",
+    "broadcast": lambda nbytes, size: "naive" if nbytes <= 256 * KB else "binomial",
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
     "all_to_all": lambda nbytes, size: "direct",
     "reduce": lambda nbytes, size: "binomial",
     "gather": lambda nbytes, size: "flat",

@@ -2,7 +2,7 @@
 
 Run to its end at once, it is the synchronous call. An asynchronous call starts its first messages and is then
 advanced whenever somebody looks: `poll()` from a hook of the backward pass, another call on the group, and at
-last `wait()`, which runs what is left. No thread is involved, as the backend moves the bytes of a step by itself.
+last `wait()`, which runs what is left. The backend moves the bytes of a step by itself, so no thread runs collectives.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from picolib.comm.groups import Group, known_groups, works_in_flight
@@ -18,9 +19,51 @@ from picolib.comm.p2p import Handle
 
 Steps = Iterator[list[Handle]]
 
-# While other collectives of this process are under way, a blocked one looks after them this often. If nothing at all
-# has arrived for that long, it waits in the backend after all: the hint of arrival can, very rarely, be missing.
-LOOK_EVERY_SECONDS, LOOK_AT_MOST_SECONDS = 50e-6, 2.0
+# A blocked call looks after the other collectives of this process this often, and relies for so long on the hint that
+# a message has arrived, which can, very rarely, be missing.
+LOOK_EVERY_SECONDS, HINT_SECONDS = 50e-6, 0.5
+
+
+class Step:
+    """The handles that a collective waits for, and whether that wait would block."""
+
+    def __init__(self, handles: list[Handle]) -> None:
+        self.handles = handles
+        self._helper: threading.Thread | None = None
+
+    def wait(self) -> None:
+        """Wait for all handles."""
+        if self._helper is not None:
+            self._helper.join()
+        for handle in self.handles:
+            handle.wait()
+
+    def has_arrived(self) -> bool:
+        """Whether `wait()` would return at once, as far as can be seen.
+
+        Receives show it. Of a send, gloo does not tell. But peers start to receive before they send, so once we have
+        heard from one, our message to it goes its way by itself. For sends to others a helper thread waits,
+        inside the backend, without holding Python's lock.
+        """
+        receives = [handle for handle in self.handles if handle.receives]
+        if not all(handle.has_arrived() for handle in receives):
+            return False
+        if self._helper is None:
+            heard = {handle.peer for handle in receives}
+            blind = [h for h in self.handles if h.work is not None and not h.receives and h.peer not in heard]
+            if not blind:
+                return True
+            self._wait_aside(blind)
+        return not self._helper.is_alive()
+
+    def stop_guessing(self) -> None:
+        """Have a helper thread wait for the receives too: one of them may give no sign of its arrival."""
+        if self._helper is None:
+            self._wait_aside([handle for handle in self.handles if handle.work is not None])
+
+    def _wait_aside(self, handles: list[Handle]) -> None:
+        self._helper = threading.Thread(target=lambda: [handle.wait_unseen() for handle in handles], daemon=True)
+        self._helper.start()
 
 
 def run(steps: Steps) -> None:
@@ -55,44 +98,37 @@ class Work:
 
     def __init__(self, steps: Steps, group: Group, call: Any) -> None:
         self._steps, self._group, self._call = steps, group, call
-        self._waiting_for: list[Handle] = []
-        self._finished = False
+        self._step: Step | None = None  # None: finished
         group.in_flight.append(self)
         self._advance()
 
     def wait(self, timeout: object = None) -> bool:
         """Run the collective to its end, after those that were started on the group before it."""
-        while not self._finished:
+        while self._step is not None:
             oldest = self._group.in_flight[0]
-            handles = oldest._waiting_for
-            _look_after_others(handles, itself=1)
-            if oldest._waiting_for is handles:  # nobody else has advanced it meanwhile
+            step = oldest._step
+            _look_after_others(step, itself=1)
+            if oldest._step is step:  # nobody else has advanced it meanwhile
                 oldest._complete_step()
         return True
 
     def is_completed(self) -> bool:
-        """Whether the result is there. Drives the collective as far as it goes without waiting for a peer.
-
-        A rank that only has sends left waits for them here, as gloo cannot be asked about them.
-        """
+        """Whether the result is there. Drives the collective as far as it goes without waiting for a peer."""
         self.poll()
-        if not self._finished and not any(handle.receives for handle in self._waiting_for):
-            self._complete_step()
-        return self._finished
+        return self._step is None
 
     def poll(self) -> None:
         """Start the next steps, as long as the messages they need have arrived. Returns at once."""
-        while not self._finished and _has_arrived(self._waiting_for):
+        while self._step is not None and self._step.has_arrived():
             self._complete_step()
 
     def _complete_step(self) -> None:
-        for handle in self._waiting_for:
-            handle.wait()
+        self._step.wait()
         self._advance()
 
     def _advance(self) -> None:
         try:
-            self._waiting_for = next(self._steps)
+            self._step = Step(next(self._steps))
         except StopIteration:
             self._end()
         except BaseException:
@@ -100,22 +136,16 @@ class Work:
             raise
 
     def _end(self) -> None:
-        self._finished, self._waiting_for = True, []
+        self._step = None
         self._group.in_flight.remove(self)
         self._call.done()
 
 
 def wait_for(handle: Handle) -> None:
     """Wait for one message of the user's, and keep the collectives under way going meanwhile."""
-    if works_in_flight() and handle.work is not None:
-        _look_after_others([handle])
-        if not handle.receives:  # gloo cannot be asked about a send, so somebody else has to wait for it
-            waiting = threading.Thread(target=handle.wait)
-            waiting.start()
-            while waiting.is_alive():
-                poll()
-                waiting.join(LOOK_EVERY_SECONDS)
-    handle.wait()
+    step = Step([handle])
+    _look_after_others(step)
+    step.wait()
 
 
 def poll() -> None:
@@ -125,26 +155,23 @@ def poll() -> None:
             work.poll()
 
 
-def _has_arrived(handles: list[Handle]) -> bool:
-    """Peers post a step's receives before its sends: once theirs are here, ours are on their way too."""
-    pending = [handle for handle in handles if handle.work is not None]
-    receives = [handle for handle in pending if handle.receives]
-    return not pending or (bool(receives) and all(handle.has_arrived() for handle in receives))
-
-
 def _run_beside_others(steps: Steps) -> None:
     """Like `run`, while other collectives are under way: they may be what the peers are waiting for."""
     for handles in steps:
-        _look_after_others(handles)
-        for handle in handles:
-            handle.wait()
+        step = Step(handles)
+        _look_after_others(step)
+        step.wait()
 
 
-def _look_after_others(handles: list[Handle], itself: int = 0) -> None:
-    """Until these handles have arrived, advance everything else, as a network card would by itself."""
-    if not any(handle.receives for handle in handles):
+def _look_after_others(step: Step, itself: int = 0) -> None:
+    """Until this step has arrived, advance everything else, as a network card would by itself."""
+    if works_in_flight() <= itself or step.has_arrived():
         return
-    until = time.monotonic() + LOOK_AT_MOST_SECONDS
-    while works_in_flight() > itself and not _has_arrived(handles) and time.monotonic() < until:
-        poll()
-        time.sleep(LOOK_EVERY_SECONDS)
+    blocked_on = next((h for h in step.handles if h.work is not None and h.message is not None), None)
+    with blocked_on.message.waiting() if blocked_on is not None else nullcontext():
+        patience = time.monotonic() + HINT_SECONDS
+        while works_in_flight() > itself and not step.has_arrived():
+            if time.monotonic() > patience:
+                step.stop_guessing()
+            time.sleep(LOOK_EVERY_SECONDS)
+            poll()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from picolib.comm import gloo_thread
+
 # Tags from here on belong to collectives: one tag a call, so that the messages of a collective never
 # meet those of the user's own send and recv, nor those of another collective in flight.
 FIRST_RESERVED_TAG = 1 << 30
@@ -31,8 +33,9 @@ class Group:
         self.calls = 0
         self.in_flight: deque[Any] = deque()  # asynchronous collectives, oldest first
         self.mailbox: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # messages to oneself, by tag
-        self.sentinel = os.urandom(8)
+        self.sentinel = bytes(2 + byte % 254 for byte in os.urandom(8))  # no byte of a bool tensor is above 1
         self._backends: dict[str, Any] = {}
+        gloo_thread.make_polite()  # every group has a thread of its own
 
     def next_tag(self) -> int:
         """The tag of the next collective: the same on every rank, as calls of a group come in one order."""

@@ -23,25 +23,33 @@ _WINDOWS = [(8, ctypes.c_uint64), (4, ctypes.c_uint32), (2, ctypes.c_uint16), (1
 class Handle:
     """A message under way. `wait()` returns when its tensor may be used again."""
 
-    __slots__ = ("work", "message", "receives", "_window", "_mark", "__weakref__")
+    __slots__ = ("work", "message", "receives", "peer", "_window", "_mark", "__weakref__")
 
-    def __init__(self, work: Any, message: Any, receives: bool) -> None:
-        self.work, self.message, self.receives = work, message, receives
+    def __init__(self, work: Any, message: Any, receives: bool, peer: int = -1) -> None:
+        self.work, self.message, self.receives, self.peer = work, message, receives, peer
         self._window: Any = None
 
     def wait(self, timeout: object = None) -> bool:
         """Block until the message has been sent, or has arrived. Waiting again returns at once."""
         work, message = self.work, self.message
-        if work is None:
-            return True
         if message is None:
-            work.wait()
-        else:
-            with message.waiting():
+            if work is not None:
                 work.wait()
+        else:
+            if work is not None:
+                with message.waiting():
+                    work.wait()
             message.done()
         self.work = self.message = self._window = None
         return True
+
+    def wait_unseen(self) -> None:
+        """`wait()` for a helper thread: the monitor is told later, by the thread that runs the collective."""
+        try:
+            self.work.wait()
+            self.work = None
+        except RuntimeError:  # a broken connection: the later wait() raises it where it is seen
+            pass
 
     def has_arrived(self) -> bool:
         """A hint, never blocking: True when `wait()` would return at once, as far as can be seen."""
@@ -50,10 +58,6 @@ class Handle:
         if self._window is not None and self._window.value != self._mark:
             return True
         return self.work.is_completed()
-
-    def is_completed(self) -> bool:
-        """Whether the tensor may be used again, without waiting for a peer. (gloo never says so of a send.)"""
-        return self.has_arrived() and self.wait()
 
     def watch(self, tensor: torch.Tensor, sentinel: bytes) -> None:
         """Mark the end of a receive buffer, before the backend has it, so that arrival can be seen.
@@ -126,7 +130,7 @@ class Link:
         if self._observed:
             peer = self._group.ranks[to]
             message = monitor.send(tensor, self._process_group, peer, self._tag, self._call, note)
-        return Handle(self._backend.send([tensor], to, self._tag), message, False)
+        return Handle(self._backend.send([tensor], to, self._tag), message, False, to)
 
     def post_recv(self, tensor: torch.Tensor, source: int, note: dict | None = None) -> Handle:
         """Like `recv`, for empty tensors too."""
@@ -134,7 +138,7 @@ class Link:
         if self._observed:
             peer = self._group.ranks[source]
             message = monitor.recv(tensor, self._process_group, peer, self._tag, self._call, note)
-        handle = Handle(None, message, True)
+        handle = Handle(None, message, True, source)
         if self._polled:
             handle.watch(tensor, self._group.sentinel)
         handle.work = self._backend.recv([tensor], source, self._tag)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from picolib.comm import all_reduce, auto, broadcast
+from picolib.comm import auto
+from picolib.comm.all_reduce import SEGMENT_BYTES, TREE_SEGMENT_BYTES
+from picolib.comm.broadcast import CHAIN_SEGMENT_BYTES
 from picolib.comm.chunks import chunk_sizes, segment_sizes
 from picolib.comm.fold import fold
 from picolib.comm.hierarchical import node_size
@@ -151,7 +153,7 @@ def _naive(s: int, n: int, rank: int, *_: object) -> Lengths:
 
 def _ring(s: int, n: int, rank: int, root: int, itemsize: int, *_: object) -> Lengths:
     sent = []
-    for piece in segment_sizes(s, itemsize, all_reduce.SEGMENT_BYTES * n):
+    for piece in segment_sizes(s, itemsize, SEGMENT_BYTES * n):
         c = chunk_sizes(piece, n)
         sent += _all_but(c, rank) + _ring_all_gather(c, rank)
     return sent
@@ -162,9 +164,9 @@ def _direct(s: int, n: int, rank: int, *_: object) -> Lengths:
     return _all_but(c, rank) + [c[rank]] * (n - 1)
 
 
-def _tree(s: int, n: int, rank: int, *_: object) -> Lengths:
+def _tree(s: int, n: int, rank: int, root: int, itemsize: int, *_: object) -> Lengths:
     below = [child for child in (2 * rank + 1, 2 * rank + 2) if child < n]
-    return [s] * (len(below) + (rank > 0))
+    return segment_sizes(s, itemsize, TREE_SEGMENT_BYTES) * (len(below) + (rank > 0))
 
 
 def _folded(s: int, n: int, rank: int, inner: Callable[[int, int, int], Lengths]) -> Lengths:
@@ -197,7 +199,7 @@ def _hierarchical(s: int, n: int, rank: int, root: int, itemsize: int, ranks_per
 
 def _chain(s: int, n: int, rank: int, root: int, itemsize: int, *_: object) -> Lengths:
     last = (rank + 1) % n == root
-    return [] if last else segment_sizes(s, itemsize, broadcast.CHAIN_SEGMENT_BYTES)
+    return [] if last else segment_sizes(s, itemsize, CHAIN_SEGMENT_BYTES)
 
 
 def _scatter_allgather(s: int, n: int, rank: int, root: int, *_: object) -> Lengths:
