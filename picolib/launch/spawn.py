@@ -177,7 +177,7 @@ class SpawnedRanks:
     def events(self, seconds: float) -> Iterator[Event]:
         """What has happened, waiting up to `seconds` for the first event."""
         wait = seconds
-        while not self.ended:
+        while True:  # also when all pipes have ended: how a process ended is told last
             try:
                 kind, worker, what = self._sink.get(timeout=wait) if wait else self._sink.get_nowait()
             except queue.Empty:
