@@ -128,7 +128,8 @@ def _draw_lane(figure: Figure, scale: Scale, lane: _Lane, rank: int, top: float)
     figure.rank(60, top + lane.height / 2, rank, radius=12)
     figure.blocks([_bar(scale, e.start, e.end, top, 14) for e in lane.marks], fill=WORK)
     figure.blocks([_bar(scale, *span, top, 14) for span in lane.exposed], fill=ACCENT)
-    for event in (*lane.marks, *lane.collectives):
+    alone = [c for c in lane.collectives if not any(m.start < c.end and c.start < m.end for m in lane.marks)]
+    for event in (*lane.marks, *alone):  # a collective behind compute has its messages below, and no room for a name
         _name(figure, scale, event, top + 7)
     for number, track in enumerate(lane.tracks):
         for event in track:
