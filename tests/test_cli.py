@@ -1,0 +1,49 @@
+"""`picolib` on the command line, and what the doctor says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+
+from picolib.__main__ import main
+from picolib.course import doctor
+
+
+def test_without_arguments_it_lists_its_commands(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    for command in ("lab", "update", "grade", "doctor", "calibrate"):
+        assert f"\n    {command}" in text
+
+
+def test_a_mistake_is_one_sentence_and_no_traceback(capsys, tmp_path):
+    assert main(["update", "--workspace", str(tmp_path / "nowhere")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("picolib: ") and "nowhere" in error and len(error.splitlines()) == 1
+
+
+def test_the_doctor_names_versions_cores_and_every_lesson(capsys):
+    report = str(doctor.examine())
+    assert f"torch                  {importlib.metadata.version('torch')}" in report
+    for word in ("Python", "cores", "memory", "ranks", "gloo", "GPUs", "NCCL", *doctor.LESSONS):
+        assert f" {word} " in report
+
+
+def test_the_doctor_says_what_to_do_about_a_missing_package(monkeypatch):
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no_such_package"))
+    report = doctor.examine()
+    assert not report.healthy
+    assert "no_such_package is missing in this Python: run" in str(report)
+
+
+def test_the_doctor_names_a_lesson_that_does_not_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(doctor, "usable_memory", lambda: 0.5)
+    assert "00_welcome wants 2 GB of free memory; 0.5 GB are free." in str(doctor.examine())
+
+
+@pytest.mark.parametrize("quota, cores", [("150000 100000", 1.5), ("max 100000", 8)])
+def test_cores_are_cut_by_a_containers_quota(monkeypatch, quota, cores):
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    monkeypatch.setattr(doctor.Path, "read_text", lambda _self: quota)
+    assert doctor.usable_cores() == cores
