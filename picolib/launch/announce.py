@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from picolib.launch import compare
-from picolib.launch.board import COLLECTIVE, DIRECT, RECV, SEND, TALLIED, Board, Layout
+from picolib.launch.board import COLLECTIVE, DIRECT, ENTRY_SIZE, RECV, SEND, TALLIED, Board, Layout
 from picolib.launch.places import Place
 from picolib.launch.reader import Reader
 from picolib.launch.slot import NO_TEXT, U64, Entry, Text, text_hash
@@ -43,6 +43,7 @@ class Post(NamedTuple):
     number: int
     signature: int
     stack: int
+    tally: int  # where the messages of a collective are counted
 
 
 class Lane:
@@ -127,7 +128,8 @@ class Announcer:
             details = text(detail) if detail else NO_TEXT
             self.writer.post(lane, number, signature, place.stack, text(place.text), details, flags, nbytes)
             lane.count = number + 1
-        return Post(kind, lane.index, number, signature.hash, place.stack)
+        tally = lane.ring + number % lane.length * lane.entry_size + ENTRY_SIZE
+        return Post(kind, lane.index, number, signature.hash, place.stack, tally)
 
     def compare_collective(self, group: Group, post: Post, pairwise: bool, address: int) -> None:
         """Raise MismatchError when a neighbour's post for the same number tells of another call."""

@@ -89,6 +89,9 @@ METHODS: dict[str, Callable[..., Told]] = {
     "barrier": lambda *rest: Told("barrier"),
 }
 
+_REDUCING = {"all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_tensor"}
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+
 # Handles whose wait() the board must know: id -> (weak reference that keeps the table clean, record).
 _handles: dict[int, tuple[weakref.ref, Call | Message]] = {}
 
@@ -140,18 +143,21 @@ def _announce(observer: Observer, group: Any, read: Callable[..., Told], args: t
     if observer.announcer is None:
         return observer.collective(told.name, group, ())
     place = find_place()
-    _check_memory(observer, told, group)
-    op, root = getattr(options, "reduceOp", None), getattr(options, "rootRank", None)
-    if told.name not in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_reduce_coalesced"):
-        op = None
-    if told.name not in ("broadcast", "reduce", "gather", "scatter"):
-        root = None
-    else:
-        root = dist.get_global_rank(group, root) if root is not None and root >= 0 else None
+    contiguous = all([t.is_contiguous() for t in (told.inputs if told.in_place else told.outputs)])
+    if not contiguous or len(told.outputs) > 1:
+        _check_memory(observer, told)
+    op = op_name(options.reduceOp) if told.name in _REDUCING and hasattr(options, "reduceOp") else None
+    root = _root(group, options) if told.name in _ROOTED else None
     return observer.collective(
-        told.name, group, told.inputs, op and op_name(op), root, None, None, bool(getattr(options, "asyncOp", False)),
-        told.strict, told.splits, place, _layout(told),
+        told.name, group, told.inputs, op, root, None, None, bool(getattr(options, "asyncOp", False)),
+        told.strict, told.splits, place, None if contiguous else _layout(told),
     )  # fmt: skip
+
+
+def _root(group: Any, options: Any) -> int | None:
+    """The root's global rank."""
+    root = getattr(options, "rootRank", -1)
+    return dist.get_global_rank(group, root) if root >= 0 else None
 
 
 def _layout(told: Told) -> tuple[str, Any] | None:
@@ -160,7 +166,7 @@ def _layout(told: Told) -> tuple[str, Any] | None:
     return ("strides", [list(s) for s in strides]) if strides else None
 
 
-def _check_memory(observer: Observer, told: Told, group: Any) -> None:
+def _check_memory(observer: Observer, told: Told) -> None:
     """Refuse what the backend would read or write wrongly without a word."""
     written = told.inputs if told.in_place else told.outputs
     for tensor in written:
@@ -182,7 +188,6 @@ def _check_memory(observer: Observer, told: Told, group: Any) -> None:
 
 def _message(original: Callable, kind: int) -> Callable:
     def method(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
-        _count_message(group)
         observer = _active()
         if observer is None:
             return original(group, tensors, *args)
@@ -199,12 +204,6 @@ def _message(original: Callable, kind: int) -> Callable:
         return work
 
     return method
-
-
-def _count_message(group: Any) -> None:
-    observer = monitor.observer()
-    if observer is not None and group is dist.group.WORLD:
-        observer.messages_posted += 1
 
 
 def remember(work: Any, record: Call | Message) -> None:

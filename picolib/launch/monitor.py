@@ -9,6 +9,16 @@ are about to do. Without a monitor (a process that picolib did not start) every 
         work.wait()
     message.done()
     call.done()
+
+What the board can't see, so that a mistake there ends in the time-out or goes unnoticed:
+
+- unlabelled collectives of one kind and shape that changed places but come from one line on both ranks
+  (`for t in tensors: dist.all_reduce(t)` over lists in different orders), or from lines that differ anyway;
+- a tensor that changed after `isend` only between the sampled words of a large message, or on a GPU;
+- shapes and dtypes of collectives that torch starts in C++ (DDP's reducer, functional collectives); that
+  a rank waits in one of them for a rank that has stopped is seen, on processors, in the world group;
+- waits outside the process group: `store.wait`, `Future.wait`, a CUDA stream under NCCL;
+- anything while another thread of the rank still runs code of the learner's (it might yet answer).
 """
 
 from __future__ import annotations

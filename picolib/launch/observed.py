@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from picolib.launch import misuse
 from picolib.launch.announce import Announcer, Group, Post
-from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RETURNED, SEND, Board
+from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RECV, RETURNED, SEND, Board
 from picolib.launch.memory import Range, fingerprint, range_of
 from picolib.launch.misuse import NAMES
 from picolib.launch.places import Place, find_place
@@ -45,6 +45,9 @@ class Waiting:
             self.announcer.threads.end(self.thread)
 
 
+NOT_BLOCKED = Waiting(None, None, "")
+
+
 class Call:
     """One collective of one group, from its start to `done()`."""
 
@@ -60,7 +63,7 @@ class Call:
     def waiting(self) -> Waiting:
         """This rank is blocked inside torch's own collective (picolib's block in their messages)."""
         if self.post is None or self.tallied:
-            return Waiting(None, None, "")
+            return NOT_BLOCKED
         place = find_place().text if self.async_op else self.place.text
         return Waiting(self.observer.announcer, (COLLECTIVE, self.post.channel, self.post.number, 0, 0), place)
 
@@ -90,14 +93,8 @@ class Message:
                  "sample", "pending")  # fmt: skip
 
     def __init__(self, observer: Observer, kind: int, peer: int, nbytes: int, call: Call | None, note: Any) -> None:
-        self.observer, self.kind, self.peer, self.nbytes, self.call, self.note = (
-            observer,
-            kind,
-            peer,
-            nbytes,
-            call,
-            note,
-        )
+        self.observer, self.kind, self.peer, self.nbytes = observer, kind, peer, nbytes
+        self.call, self.note = call, note
         self.post: Post | None = None
         self.index = 0
         self.place = ""
@@ -109,7 +106,7 @@ class Message:
     def waiting(self) -> Waiting:
         """This rank is blocked until the message has gone through."""
         if self.post is None:
-            return Waiting(None, None, "")
+            return NOT_BLOCKED
         place = find_place().text if self.pending else self.place
         kind = self.kind if self.call is None else (CALL_SEND if self.kind == SEND else CALL_RECV)
         what = (kind, self.post.channel, self.post.number, self.peer, self.index)
@@ -130,15 +127,19 @@ class Message:
 
     def done(self) -> None:
         """The message has been handed over (sender) or has arrived (receiver)."""
+        if self.observer.recorder.events is not None:
+            self._record()
+        if self.pending:
+            self.abandon()
+            if self.sample is not None and fingerprint(self.memory) != self.sample:
+                self.observer.announcer.fail(misuse.changed(self))
+
+    def _record(self) -> None:
         label = self.call.label if self.call is not None else None
         name, peer = NAMES[self.kind], self.peer if self.peer >= 0 else None
         self.observer.recorder.event(
             name, self.start, peer=peer, nbytes=self.nbytes, label=name, call=label, note=self.note
         )
-        if self.pending:
-            self.abandon()
-            if self.sample is not None and fingerprint(self.memory) != self.sample:
-                self.observer.announcer.fail(misuse.changed(self))
 
 
 class Observer:
@@ -202,6 +203,8 @@ class Observer:
         nbytes = tensor.numel() * tensor.element_size()
         if kind == SEND:
             self.recorder.sent(peer, nbytes)
+        if group is None or group is dist.group.WORLD:
+            self.messages_posted += 1
         message = Message(self, kind, peer, nbytes, call, note)
         if self.announcer is not None:
             if call is None:
@@ -212,9 +215,9 @@ class Observer:
 
     def _tally(self, message: Message, call: Call) -> None:
         """A message inside a picolib collective: the collectives have been compared, so counting is enough."""
-        tallied_as = CALL_SEND if message.kind == SEND else CALL_RECV
+        receives = message.kind == RECV
         with self.announcer.threads.lock:
-            message.index = self.announcer.writer.tally(call.post.channel, call.post.number, tallied_as, message.peer)
+            message.index = self.announcer.writer.tally(call.post.tally, receives, message.peer)
         message.post, message.place = call.post, call.place.text
 
     def _announce(self, message: Message, tensor: torch.Tensor, group: Any, tag: int, place: Place) -> None:

@@ -64,9 +64,11 @@ class Threads:
         """The calling thread is blocked from now on; None when the table is full."""
         me = threading.get_ident()
         with self.lock:
-            thread = self._index_of(me)
+            thread = self.index.get(me)
             if thread is None:
-                return None
+                thread = self._new_index(me)
+                if thread is None:
+                    return None
             self.waiting.add(me)
             if threading.active_count() > self.alone:
                 self.writer.set_free_threads(self._count_free())
@@ -81,16 +83,15 @@ class Threads:
                 self.writer.set_free_threads(1)
             self.writer.end_wait(thread)
 
-    def _index_of(self, ident: int) -> int | None:
-        if ident not in self.index:
-            if len(self.index) == _OPAQUE_INDEX:
-                alive = sys._current_frames()
-                self.index = {i: n for i, n in self.index.items() if i in alive}
-            unused = set(range(_OPAQUE_INDEX)) - set(self.index.values())
-            if not unused:
-                self.writer.set_free_threads(1)
-                return None
-            self.index[ident] = min(unused)
+    def _new_index(self, ident: int) -> int | None:
+        if len(self.index) == _OPAQUE_INDEX:
+            alive = sys._current_frames()
+            self.index = {i: n for i, n in self.index.items() if i in alive}
+        unused = set(range(_OPAQUE_INDEX)) - set(self.index.values())
+        if not unused:
+            self.writer.set_free_threads(1)
+            return None
+        self.index[ident] = min(unused)
         return self.index[ident]
 
     def _count_free(self) -> int:

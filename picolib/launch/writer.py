@@ -7,7 +7,6 @@ from typing import Any
 
 from picolib.launch import slot
 from picolib.launch.board import (
-    CALL_RECV,
     CHANNEL,
     COLLECTIVE,
     COLLECTIVE_CHANNELS,
@@ -19,6 +18,7 @@ from picolib.launch.board import (
     TALLIED,
     TEXT_BYTES,
     WAIT,
+    WAITS,
     Board,
 )
 from picolib.launch.slot import I32, NO_TEXT, PAIR, U32, U64, Text, text_hash
@@ -31,6 +31,8 @@ class Writer:
         self.board, self.rank, self.layout, self.memory = board, rank, board.layout, board.memory
         self.base = self.layout.start(rank)
         self.progress = 0
+        self.progress_at = self.base + slot.PROGRESS
+        self.wait_at = [self.layout.wait(rank, thread) for thread in range(WAITS)]
         self.used = {True: 0, False: 0}
         self.texts: dict[str, Text] = {}
         self.text_end = 0
@@ -44,7 +46,7 @@ class Writer:
     def step(self) -> None:
         """Something has happened."""
         self.progress += 1
-        U64.pack_into(self.memory, self.base + slot.PROGRESS, self.progress)
+        U64.pack_into(self.memory, self.progress_at, self.progress)
 
     def set_free_threads(self, count: int) -> None:
         """How many threads of this rank may still start some communication."""
@@ -107,10 +109,12 @@ class Writer:
         U64.pack_into(self.memory, lane.counter, number + 1)
         self.step()
 
-    def tally(self, index: int, number: int, kind: int, peer: int) -> int:
-        """Count one more message of a picolib collective to or from `peer`; how many there were before."""
-        where = self.layout.entry(self.rank, COLLECTIVE, index, number) + ENTRY_SIZE
-        where += 4 * (peer + (self.layout.world_size if kind == CALL_RECV else 0))
+    def tally(self, where: int, receives: bool, peer: int) -> int:
+        """Count one more message of a picolib collective to or from `peer`; how many there were before.
+
+        `where` is the offset behind the collective's entry (`announce.Post.tally`).
+        """
+        where += 4 * (peer + self.layout.world_size if receives else peer)
         before = U32.unpack_from(self.memory, where)[0]
         U32.pack_into(self.memory, where, before + 1)
         self.step()
@@ -118,7 +122,7 @@ class Writer:
 
     def begin_wait(self, thread: int, kind: int, channel: int, number: int, peer: int, index: int, place: Text) -> None:
         """Thread number `thread` of this rank is blocked from now on (the fields are those of `Wait`)."""
-        where = self.layout.wait(self.rank, thread)
+        where = self.wait_at[thread]
         WAIT.pack_into(
             self.memory, where, 0, kind, channel, number, peer, index, place.offset, 0, place.hash, time.monotonic()
         )
@@ -127,7 +131,7 @@ class Writer:
 
     def end_wait(self, thread: int) -> None:
         """Thread number `thread` runs again."""
-        U64.pack_into(self.memory, self.layout.wait(self.rank, thread), 0)
+        U64.pack_into(self.memory, self.wait_at[thread], 0)
         self.step()
 
     def complain(self, text: str) -> None:
