@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from picolib.course import mine, replay, state
-from picolib.course.catalogue import by_id, of_function
+from picolib.course.catalogue import by_id, exercises, of_function
 from picolib.course.exercise import Exercise
 from picolib.course.judge import Fault, judge
 from picolib.course.trial import Attempt, attempt
@@ -112,7 +112,7 @@ def failed_text(verdict: Verdict) -> str:
     """What a learner reads when it is not right: fault, table, first difference, and where to get help."""
     exercise, fault = verdict.exercise, verdict.fault
     if not verdict.attempted:
-        return f"Exercise {exercise.id}: not attempted yet"
+        return f"Exercise {exercise.id}: not attempted yet" + _missing_part(verdict)
     assert fault is not None and verdict.attempt is not None
     size = verdict.attempt.world_size
     text = fault.text
@@ -121,3 +121,10 @@ def failed_text(verdict: Verdict) -> str:
     head = f"Exercise {exercise.id}, {exercise.title}: not right yet."
     parts = [head, text, fault.table, fault.divergence, f"Stuck? hint({exercise.function})"]
     return "\n\n".join(part for part in parts if part)
+
+
+def _missing_part(verdict: Verdict) -> str:
+    """The earlier exercise that this one builds on and that is a stub still."""
+    stub = verdict.attempt.stub if verdict.attempt else ""
+    earlier = next((e for e in exercises().values() if e.function == stub and e is not verdict.exercise), None)
+    return f"; it calls {earlier.function}, exercise {earlier.id}, which comes first" if earlier else ""

@@ -91,6 +91,13 @@ def slow_motion(algorithm: str, n: int, size: int, alpha: float, beta: float) ->
     return replay.makespan(ranks, lambda count: alpha + beta * count)
 
 
+def formula_seconds(algorithm: str, n: int, size: int, alpha: float, beta: float) -> float:
+    """The same from the formula: 2(N-1)·(alpha + beta·B/N), or log2 N·(alpha + beta·B)."""
+    if algorithm == "ring":
+        return 2 * (n - 1) * (alpha + beta * size / n)
+    return log2(n) * (alpha + beta * size)
+
+
 def bill_cases(world_size: int, seed: int) -> list[Case]:
     """Both sides of the crossover."""
     return [Case("bill", (arguments,), None) for arguments in CASES]

@@ -1,0 +1,128 @@
+"""What `check` prints, raises and bounds."""
+
+import time
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from picolib.course import check
+from picolib.course.catalogue import by_id, exercises
+from picolib.course.check import CheckFailed, examine, failed_text, passed_text
+from picolib.course.values import tolerance
+
+from .wrong_answers import lesson02a
+
+cloudpickle.register_pickle_by_value(lesson02a)
+
+
+def my_share(items):
+    return items[dist.get_rank() :: dist.get_world_size()]
+
+
+cloudpickle.register_pickle_by_value(__import__("sys").modules[__name__])
+
+
+def test_a_passed_check_prints_the_same_line_every_time(nowhere, capsys):
+    for _ in range(2):
+        check(lesson02a.on_views, exercise="2.3")
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second == (
+        "Exercise 2.3 passed: values right on 1, 2, 3, 4, 5 ranks; 7,500 bytes per rank = (N-1)/N·B; "
+        "N-1 = 3 messages, all to the right neighbour."
+    )  # fmt: skip
+
+
+def test_the_function_s_name_says_which_exercise_it_answers(nowhere, capsys):
+    check(my_share)
+    assert "Exercise 0.1 passed" in capsys.readouterr().out
+
+
+def test_a_function_that_no_exercise_asks_for_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match=r"no exercise asks for a function named 'some_name'.*my_share \(0.1\)"):
+        check(type(my_share)(my_share.__code__, {}, "some_name"))
+    with pytest.raises(ValueError, match="'9.9': the exercises are 0.1"):
+        check(my_share, exercise="9.9")
+
+
+def test_an_untouched_stub_is_not_attempted_yet(nowhere):
+    def stub(x):
+        raise NotImplementedError
+
+    with pytest.raises(CheckFailed) as failure:
+        check(stub, exercise="2.3")
+    assert str(failure.value) == "Exercise 2.3: not attempted yet"
+
+
+def test_an_exercise_that_builds_on_an_open_one_says_so(nowhere):
+    def ring_reduce_scatter(x):
+        raise NotImplementedError
+
+    def all_reduce(x):
+        ring_reduce_scatter(x)
+
+    with pytest.raises(CheckFailed, match="it calls ring_reduce_scatter, exercise 2.3, which comes first"):
+        check(all_reduce, exercise="2.4")
+
+
+def test_a_notebook_shows_the_text_alone():
+    error = CheckFailed("Exercise 2.3: not attempted yet")
+    assert error._render_traceback_() == ["Exercise 2.3: not attempted yet"]
+
+
+def test_a_deadlock_is_explained_within_three_seconds():
+    examine(by_id("2.1"), lesson02a.isend_first)  # the fork server is warm
+    started = time.monotonic()
+    verdict = examine(by_id("2.1"), lesson02a.all_receive_first)
+    assert "wait for each other" in failed_text(verdict)
+    assert time.monotonic() - started < 10  # 1 s on an idle machine
+
+
+def test_what_a_learner_s_function_does_to_torch_does_not_reach_the_judge():
+    def patches(x):
+        torch.equal = torch.allclose = lambda *args, **kwargs: True
+        return x
+
+    assert not examine(by_id("2.3"), patches).passed
+    assert not torch.equal(torch.zeros(1), torch.ones(1))
+
+
+def test_a_returned_object_is_described_not_unpickled():
+    def returns_a_class(x):
+        class Trap:
+            pass
+
+        lesson02a.isend_first(x)
+        return Trap()
+
+    assert "rank 0 returned a Trap; a tensor is asked for" in failed_text(examine(by_id("2.1"), returns_a_class))
+
+
+def test_a_serialised_function_is_only_opened_by_ranks():
+    verdict = examine(by_id("2.3"), cloudpickle.dumps(lesson02a.on_views))
+    assert verdict.passed and "2.3 passed" in passed_text(verdict)
+
+
+def test_an_error_in_a_rank_shows_the_learner_s_line():
+    def crashes(x):
+        return x[12345]
+
+    text = failed_text(examine(by_id("2.1"), crashes))
+    assert "IndexError" in text and "return x[12345]" in text and "picolib" not in text
+
+
+def test_a_bfloat16_sum_may_round_but_never_be_n_times_too_big():
+    case = next(c for c in by_id("2.4").cases(3, 0) if c.kind == "bfloat16")
+    right = case.expected[0]
+    assert tolerance(case, right) < 0.5 * float(right.abs().max())
+
+
+@pytest.mark.parametrize("exercise", exercises().values(), ids=lambda e: e.id)
+def test_inputs_are_new_with_every_seed_and_differ_by_rank(exercise):
+    if exercise.id in ("0.1", "2.2", "2.7"):
+        pytest.skip("the question is the same on all ranks")
+    size = exercise.sizes[0]
+    one, other = (exercise.cases(size, seed)[-1].inputs for seed in (1, 2))
+    assert str(one) != str(other)
+    assert str(one[0]) != str(one[1])

@@ -1,0 +1,95 @@
+"""Hints one at a time, progress, predictions, and what is saved of a passed function."""
+
+import importlib.util
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from picolib.course import check, hint, predict, progress, state
+from picolib.course.check import CheckFailed
+from picolib.course.progress import is_open
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+OTHER = 1
+
+
+def the_other():
+    return OTHER - dist.get_rank()
+
+
+def swap(mine):
+    theirs = torch.empty_like(mine)
+    request = dist.isend(mine, the_other())
+    dist.recv(theirs, the_other())
+    request.wait()
+    return theirs
+
+
+def name_the_collectives():
+    return {"A": "broadcast"}
+
+
+def test_three_hints_come_one_at_a_time_then_what_is_wrong(workspace, capsys):
+    for _ in range(4):
+        hint(name_the_collectives)
+    said = capsys.readouterr().out.splitlines()
+    assert [line[:11] for line in said[:3]] == ["Hint 1 of 3", "Hint 2 of 3", "Hint 3 of 3"]
+    assert "picture A is not broadcast" in said[3]
+    assert said[4] == "To see a solution: reveal(name_the_collectives)"
+
+
+def test_a_passed_function_is_saved_with_its_helpers_and_runs_from_there(workspace):
+    check(swap)
+    path = workspace / "mine" / "swap.py"
+    spec = importlib.util.spec_from_file_location("mine_swap", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert callable(module.swap) and module.the_other.__globals__["OTHER"] == 1
+
+
+def test_progress_counts_attempts_and_what_is_passed(workspace):
+    with pytest.raises(CheckFailed):
+        check(name_the_collectives)
+    check(swap)
+    shown = repr(progress())
+    assert "[x] 0.2  unblock two ranks: passed" in shown
+    assert "[ ] 2.2  name it: 1 attempt" in shown
+    assert "Next: 0.1" in shown
+    assert "&#10003;" in progress()._repr_html_()
+    assert is_open("2.3") and not is_open("0.2")
+
+
+def test_outside_a_workspace_nothing_is_written(nowhere):
+    check(swap)
+    assert list(nowhere.iterdir()) == []
+    assert not is_open("2.3")
+
+
+def test_a_record_cut_off_while_it_was_written_does_not_fail_a_check(workspace):
+    (workspace / state.MARK / "progress.json").write_text('{"exercises": {')
+    check(swap)
+    assert progress().passed
+
+
+def test_a_prediction_is_compared_with_the_run(nowhere, capsys):
+    said = predict("bytes rank 0 sends", 7500)
+    assert repr(said) == "Your prediction, bytes rank 0 sends: 7,500"
+    said.compare(7500)
+    said.compare(2500)
+    predict("winner", "ring").compare("tree")
+    right, wrong, words = capsys.readouterr().out.splitlines()
+    assert right == "bytes rank 0 sends: you said 7,500, the run says 7,500: you were right."
+    assert wrong.endswith("a surprise (off by 3x).")
+    assert words.endswith("the run says tree: a surprise.")
+    with pytest.raises(ValueError, match="wants your guess"):
+        predict("bytes", ...)
+
+
+def test_the_names_of_the_course_are_functions_whatever_was_imported_first():
+    import picolib.course as course
+
+    for name in ("check", "progress", "predict", "hint", "reveal", "show", "quiz", "table"):
+        assert callable(getattr(course, name)) and not hasattr(getattr(course, name), "__path__")
