@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,8 @@ from picolib.launch.results import Run
 from picolib.launch.watch import Watcher
 
 _one_run_at_a_time = threading.RLock()
+
+OPTIONS = frozenset({"results"})  # what parts of picolib may ask for besides the named ones
 
 
 def run(
@@ -54,6 +56,7 @@ def run(
         TypeError, ValueError: a wrong argument, or something that cannot be sent to ranks.
     """
     check_arguments(fn, world_size, timeout, max_seconds)
+    check_options(fn, options)
     choice = backends.choose(backend, device, world_size)
     payload = pickling.call_of(fn, args)
     threads.refuse_too_many(world_size)
@@ -87,6 +90,15 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any, max_seconds: Any) ->
     for name, value in (("timeout", timeout), ("max_seconds", max_seconds)):
         if value is not None and not value > 0:
             raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
+
+
+def check_options(fn: Any, options: Mapping[str, Any]) -> None:
+    """Refuse a keyword that `run` does not know: it was probably meant for `fn`."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            called = getattr(fn, "__name__", "fn")
+            way = f"functools.partial({called}, {name}=...)"
+            raise TypeError(f"run has no option {name}={value!r}; an argument for `{called}` travels as {way}")
 
 
 def _attempt(request: dict[str, Any], payload: list[Any], limits: tuple[float, float | None]) -> Run | BaseException:

@@ -191,3 +191,14 @@ def test_runs_from_two_threads_take_turns():
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(lambda k: list(picolib.run(lambda: k, 2)), range(4)))
     assert runs == [[k, k] for k in range(4)]
+
+
+def test_a_keyword_that_run_does_not_know_is_refused_with_the_way_to_hand_it_to_the_function():
+    def train(lr):
+        return lr
+
+    with pytest.raises(
+        TypeError, match=r"run has no option lr=0\.1; .*`train` travels as functools\.partial\(train, lr="
+    ):
+        picolib.run(train, 2, lr=0.1)
+    assert list(picolib.run(functools.partial(train, lr=0.1), 2)) == [0.1, 0.1]
