@@ -23,7 +23,6 @@ from picolib.course import lessons
 from picolib.course.catalogue import exercises
 
 STUB = "# your code here\nraise NotImplementedError"
-GIVEN = re.compile(r"^[ \t]*### BEGIN GIVEN\n(.*?)^[ \t]*### END GIVEN\n?", re.MULTILINE | re.DOTALL)
 SOLUTION = re.compile(r"^[ \t]*### BEGIN SOLUTION\n(.*?)^[ \t]*### END SOLUTION", re.MULTILINE | re.DOTALL)
 TELLTALE = 12  # a line shorter than this gives nothing away
 
@@ -54,7 +53,7 @@ def _clear(notebook: NotebookNode) -> NotebookNode:
 
 def _with_given_code(source: str) -> str:
     """Given code comes alive, and replaces the stub above it."""
-    found = GIVEN.search(source)
+    found = lessons.GIVEN.search(source)
     if found is None:
         return source
     alive = re.sub(r"^([ \t]*)# ?", r"\1", found[1], flags=re.MULTILINE)

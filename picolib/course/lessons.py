@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from pathlib import Path
 
 from picolib.course.exercise import Exercise
 
+# Code that an exercise starts from, commented out in its solution (see `generate.py`).
+GIVEN = re.compile(r"^[ \t]*### BEGIN GIVEN\n(.*?)^[ \t]*### END GIVEN\n?", re.MULTILINE | re.DOTALL)
 FOLDERS = ("notebooks", "exercises", "solutions")
 
 
@@ -43,9 +46,8 @@ def solution_of(exercise: Exercise) -> str:
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and exercise.function in definitions(source):
+            lines = GIVEN.sub("", source).splitlines()
             return "\n".join(
-                line
-                for line in source.splitlines()
-                if "## BEGIN SOLUTION" not in line and "## END SOLUTION" not in line
+                line for line in lines if "### BEGIN SOLUTION" not in line and "### END SOLUTION" not in line
             )
     raise FileNotFoundError(f"{path.name} holds no solution of exercise {exercise.id} ({exercise.function})")

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from picolib.course import check, hint, predict, progress, state
+from picolib.course import check, hint, predict, progress, reveal, state
 from picolib.course.check import CheckFailed
 from picolib.course.progress import is_open
 
@@ -39,6 +39,13 @@ def test_three_hints_come_one_at_a_time_then_what_is_wrong(workspace, capsys):
     assert [line[:11] for line in said[:3]] == ["Hint 1 of 3", "Hint 2 of 3", "Hint 3 of 3"]
     assert "picture A is not broadcast" in said[3]
     assert said[4] == "To see a solution: reveal(name_the_collectives)"
+
+
+def test_a_revealed_solution_is_recorded_as_seen(workspace, capsys):
+    reveal(type(swap)(swap.__code__, globals(), "mended_all_reduce"))
+    said = capsys.readouterr().out
+    assert "def mended_all_reduce(x):" in said and "### " not in said
+    assert not is_open("2.5") and not progress().passed
 
 
 def test_a_passed_function_is_saved_with_its_helpers_and_runs_from_there(workspace):

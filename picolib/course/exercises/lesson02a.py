@@ -8,8 +8,7 @@ import torch
 
 from picolib.course import digits
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
-from picolib.course.exercises.data import all_reduced, case, nbytes, reduce_scattered, vectors
-from picolib.course.words import number_of
+from picolib.course.exercises.data import all_reduced, nbytes, reduce_scattered, vectors
 
 LESSON = "02A_messages_and_ring"
 
@@ -178,77 +177,6 @@ def gathered_a_partial_chunk(attempt: Any) -> str | None:
     return None
 
 
-# stretch ------------------------------------------------------------------------------------------------------
-
-
-def ping_pong_cases(world_size: int, seed: int) -> list[Case]:
-    """A tensor on rank 0 travels to rank 1 and back, 3 times; each hop adds one."""
-    made = []
-    for rounds in (1, 3):
-        start = torch.full((2,), float(seed % 100), dtype=torch.float64)
-        inputs = ((start, rounds), (torch.zeros(2, dtype=torch.float64), rounds))
-        expected = (start + 2 * rounds, start + 2 * rounds - 1)
-        made.append(Case("rounds", inputs, expected))
-    return made
-
-
-def ping_pong_traffic(case_: Case, rank: int) -> Traffic:
-    """One message a round each way."""
-    rounds = case_.inputs[0][1]
-    return Traffic(rounds, rounds * nbytes(case_.inputs[0][0]), frozenset({1 - rank}))
-
-
-def rounds_missed(attempt: Any) -> str | None:
-    """Fewer journeys than asked for, or a rank that forgets to add."""
-    rounds = attempt.case.inputs[0][1]
-    for rank, record in enumerate(attempt.ranks):
-        if len(record.sends) not in (0, rounds):
-            sent = number_of(len(record.sends), "message")
-            return f"rank {rank} sent {sent} in {number_of(rounds, 'round')}: it is one a round."
-    got, right = attempt.outputs[0], attempt.case.expected[0]
-    if not isinstance(got, torch.Tensor) or got.shape != right.shape or torch.equal(got, right):
-        return None
-    start = attempt.inputs()[0]
-    return (
-        f"after {number_of(rounds, 'round')} rank 0's tensor has grown by {float((got - start)[0]):g}, "
-        f"where {2 * rounds} is right: both ranks add 1 to what they receive."
-    )
-
-
-PARTS = 8
-
-
-def chain_cases(world_size: int, seed: int) -> list[Case]:
-    """Rank 0's vector, to be handed down the chain 0, 1, 2, ... in 8 parts."""
-    random = torch.Generator().manual_seed(seed)
-    made = []
-    for kind, length in (("digits", PARTS), ("float32", 80 * PARTS)):
-        first = digits.contribution(0, length) if kind == "digits" else torch.randn(length, generator=random)
-        inputs = [first] + [torch.zeros_like(first) for _ in range(world_size - 1)]
-        made.append(case(kind, inputs, lambda tensors: [tensors[0]] * len(tensors), PARTS))
-    return made
-
-
-def chain_traffic(case_: Case, rank: int) -> Traffic:
-    """The vector once, in 8 parts, to the next rank; the last sends nothing."""
-    last = rank == case_.world_size - 1
-    return Traffic(0, 0, frozenset()) if last else Traffic(PARTS, nbytes(case_.inputs[0][0]), frozenset({rank + 1}))
-
-
-def chain_script(n: int, rank: int) -> list[Sent]:
-    """Part after part to the next rank."""
-    return [] if rank == n - 1 else [Sent(rank + 1, part) for part in range(PARTS)]
-
-
-def one_by_one(attempt: Any) -> str | None:
-    """A vector that is passed on only when all of it has come."""
-    n = attempt.world_size
-    if attempt.case.kind != "digits" or n < 3:
-        return None
-    messages = {len(record.sends) for record in attempt.ranks[:-1]}
-    return f"the vector went in {number_of(1, 'message')}: cut it into {PARTS} parts." if messages == {1} else None
-
-
 RING_HINTS = (
     "Which chunk does rank r hold completely after N-1 steps of the first half? That one it may pass on.",
     "In the second half nothing is added any more: what arrives takes the place of what was there.",
@@ -355,53 +283,6 @@ EXERCISES = (
             "Run it with digits: rank r contributes 10^r. Which digit of the result is 0?",
             "Follow one chunk: it leaves one rank, and every rank it comes to has to add its own share.",
             "In the first half, look at what happens to what arrives, step by step. Is the first step like the others?",
-        ),
-    ),
-    Exercise(
-        id="2.9",
-        function="ping_pong",
-        title="ping-pong",
-        lesson=LESSON,
-        sitting="02A",
-        difficulty=1,
-        minutes=5,
-        stretch=True,
-        task="A tensor goes from rank 0 to rank 1 and back, `rounds` times; whoever receives it adds 1. Return yours.",
-        cases=ping_pong_cases,
-        sizes=(2,),
-        traffic=ping_pong_traffic,
-        rules=(rounds_missed,),
-        blocked="One of the two has to receive while the other sends.",
-        verified="one message a round, each way",
-        hints=(
-            "Rank 0 sends first, then receives; rank 1 the other way round.",
-            "Add 1 after each recv, on both ranks.",
-            "In each round: on rank 0 send(x, 1), recv(x, 1), x += 1; on rank 1 recv(x, 0), x += 1, send(x, 0).",
-        ),
-    ),
-    Exercise(
-        id="2.10",
-        function="pipelined_broadcast",
-        title="a pipeline along the chain",
-        lesson=LESSON,
-        sitting="02A",
-        difficulty=4,
-        minutes=20,
-        stretch=True,
-        task="Rank 0's x goes down the chain 0, 1, 2, ... in 8 parts, in place; parts travel at the same time.",
-        cases=chain_cases,
-        output="argument",
-        traffic=chain_traffic,
-        formula="B",
-        script=chain_script,
-        rules=(one_by_one,),
-        steps=lambda n: PARTS + n - 2 if n > 1 else 0,
-        piece="part",
-        verified="{messages} messages from rank 0; {steps} steps = parts + N - 2",
-        hints=(
-            "While rank 1 passes part 0 on, it can already receive part 1.",
-            "For each part: receive it, start to send it on with isend, and go to the next part without waiting.",
-            "Keep the handles in a list and wait for them after the loop.",
         ),
     ),
 )

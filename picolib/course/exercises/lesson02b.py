@@ -215,31 +215,6 @@ def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
     return f"`{name}` on rank {rank} is `{shown}`, where `{'1' * n}` is right: every rank's number once."
 
 
-# stretch ------------------------------------------------------------------------------------------------------
-
-
-def halving_traffic(case: Case, rank: int) -> Traffic:
-    """Halves, quarters, ..., and back: 2(N-1)/N of the vector in 2·log2 N messages."""
-    n, size = case.world_size, nbytes(case.inputs[rank][0])
-    return Traffic(2 * log2(n), 2 * size * (n - 1) // n, frozenset(partners(n, rank)))
-
-
-def gathered(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What an all-gather leaves on each rank: everybody's, side by side."""
-    return [torch.cat(tensors)] * len(tensors)
-
-
-def bruck_steps(n: int) -> int:
-    """Steps of Bruck's all-gather: log2 N, rounded up."""
-    return (n - 1).bit_length()
-
-
-def bruck_traffic(case: Case, rank: int) -> Traffic:
-    """Everything but one's own, in as few messages as doubling allows."""
-    n, size = case.world_size, nbytes(case.inputs[rank][0])
-    return Traffic(bruck_steps(n), (n - 1) * size)
-
-
 EXERCISES = (
     Exercise(
         id="2.6",
@@ -304,49 +279,6 @@ EXERCISES = (
             "Print the names in the order in which each rank goes through them.",
             "A collective has no name on the wire: the first call of one rank meets the first call of the others.",
             "Go through the names in an order that does not depend on the rank: sorted(metrics).",
-        ),
-    ),
-    Exercise(
-        id="2.11",
-        function="halving_doubling",
-        title="recursive halving and doubling",
-        lesson=LESSON,
-        sitting="02B",
-        difficulty=4,
-        minutes=20,
-        stretch=True,
-        task="Sum x over N = 2^k ranks, in place: the bytes of the ring in 2·log2 N steps.",
-        cases=vectors(all_reduced, 1),
-        sizes=(4, 1, 2, 8),
-        output="argument",
-        traffic=halving_traffic,
-        formula="2(N-1)/N·B",
-        same_bits=True,
-        verified="{bytes} bytes per rank = 2(N-1)/N·B; {messages} steps = 2·log2 N; the same bits on every rank",
-        hints=(
-            "Keep one half of the range you are responsible for, give the other half to a partner who keeps that one.",
-            "Halve log2 N times; then go the same way back, doubling the range you hold with each partner.",
-            "Start with the partner furthest away (rank ^ N/2): then each rank ends with neighbouring elements.",
-        ),
-    ),
-    Exercise(
-        id="2.12",
-        function="bruck_all_gather",
-        title="Bruck's all-gather",
-        lesson=LESSON,
-        sitting="02B",
-        difficulty=4,
-        minutes=20,
-        stretch=True,
-        task="Return everybody's x side by side, in ceil(log2 N) steps, for any N (Bruck et al. 1997).",
-        cases=vectors(gathered, 0, pieces=False),
-        traffic=bruck_traffic,
-        formula="(N-1)·B",
-        verified="{messages} messages per rank = ceil(log2 N); {bytes} bytes per rank = (N-1)·B",
-        hints=(
-            "After step k you hold 2^k blocks: your own and those of the ranks above you. Send all you have.",
-            "In step k send what you hold to rank - 2^k, receive from rank + 2^k; last, only what is missing.",
-            "You hold blocks rank, rank+1, ... (modulo N): rotate them into order at the end.",
         ),
     ),
 )
