@@ -173,7 +173,7 @@ def reduce_scatter(
     if call.algorithm == "native":
         return dist.reduce_scatter(output, input_list, op, group, async_op)
     chunks = [call.reads(t) for t in input_list]
-    if call.algorithm == "recursive_halving" and not adjacent(chunks):
+    if call.algorithm in ("naive", "recursive_halving") and not adjacent(chunks):
         chunks = split(torch.cat(chunks), len(chunks))
     return call.start(input_list, async_op, chunks, call.writes(output), combine, op=op, strict_shapes=even)
 
@@ -208,7 +208,10 @@ def all_to_all(
     *,
     algorithm: str = "auto",
 ) -> Any:
-    """Send entry d of the inputs to rank d; entry s of the outputs comes from rank s. Any sizes (but for Bruck)."""
+    """Send entry d of the inputs to rank d; entry s of the outputs comes from rank s.
+
+    Entries may differ in size, but not for "naive" and "bruck".
+    """
     if not is_member(group):
         return warn_not_member("all_to_all")
     call = Call("all_to_all", group)
@@ -216,8 +219,8 @@ def all_to_all(
     call.check_list(input_tensor_list, "input_tensor_list")
     call.check_tensors([*output_tensor_list, *input_tensor_list], "outputs and inputs")
     call.check_distinct(output_tensor_list, "output_tensor_list")
-    if algorithm == "bruck":
-        _check_one_size(call, [*output_tensor_list, *input_tensor_list])
+    if algorithm in ("bruck", "naive"):
+        _check_one_size(call, algorithm, [*output_tensor_list, *input_tensor_list])
     outgoing, incoming = [call.reads(t) for t in input_tensor_list], output_tensor_list
     device = output_tensor_list[0].device
     if call.choose(algorithm, device, 0, fixed="direct") == "native":
@@ -237,7 +240,7 @@ def all_to_all_single(
 ) -> Any:
     """Send part d of `input` to rank d; part s of `output` comes from rank s.
 
-    Without split sizes all parts are equal; with them, they count rows of dimension 0, and algorithm is not "bruck".
+    Without split sizes all parts are equal; with them, they count rows of dimension 0 (not for "naive" and "bruck").
     """
     if not is_member(group):
         return warn_not_member("all_to_all_single")
@@ -248,8 +251,8 @@ def all_to_all_single(
     even = not input_split_sizes and not output_split_sizes
     if even and input.numel() != output.numel():
         call.complain(f"output has {output.numel()} elements, input {input.numel()}")
-    if algorithm == "bruck" and not even:
-        call.complain("algorithm 'bruck' needs equal parts: use 'direct' or 'pairwise' with split sizes")
+    if algorithm in ("bruck", "naive") and not even:
+        call.complain(f"algorithm {algorithm!r} needs equal parts: use 'direct' or 'pairwise' with split sizes")
     if call.choose(algorithm, input.device, _nbytes(input), fixed=None if even else "direct") == "native":
         return dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
     outgoing, incoming = call.reads(input).split(sending), call.writes(output).split(receiving)
@@ -342,10 +345,10 @@ def _check_multiple(call: Call, whole: torch.Tensor, whole_name: str, part: torc
         )
 
 
-def _check_one_size(call: Call, tensors: Tensors) -> None:
+def _check_one_size(call: Call, algorithm: str, tensors: Tensors) -> None:
     sizes = sorted({t.numel() for t in tensors})
     if len(sizes) > 1:
-        call.complain(f"algorithm 'bruck' needs tensors of one size, got {sizes}: use 'direct' or 'pairwise'")
+        call.complain(f"algorithm {algorithm!r} needs tensors of one size, got {sizes}: use 'direct' or 'pairwise'")
 
 
 def _check_rooted_list(call: Call, root: int, tensors: Tensors | None, argument: str, tensor: torch.Tensor) -> None:
@@ -374,7 +377,7 @@ def _part_sizes(call: Call, tensor: torch.Tensor, rows: Sequence[int] | None, ar
 def _blocks(call: Call, tensors: Tensors) -> Tensors:
     """Where the blocks are gathered: the tensors' own memory, but in one piece where the algorithm needs that."""
     blocks = [call.writes(t) for t in tensors]
-    if call.algorithm != "recursive_doubling" or adjacent(blocks):
+    if call.algorithm not in ("naive", "recursive_doubling") or adjacent(blocks):
         return blocks
     together = split(blocks[0].new_empty(len(blocks) * blocks[0].numel()), len(blocks))
     call.moves_back[:0] = zip(blocks, together, strict=True)

@@ -32,17 +32,24 @@ ALGORITHMS: dict[str, dict[str, Callable]] = {
         "scatter_allgather": broadcast.scatter_allgather,
     },
     "all_gather": {
+        "naive": all_gather.naive,
         "ring": all_gather.ring,
         "recursive_doubling": all_gather.recursive_doubling,
         "direct": all_gather.direct,
         "bruck": all_gather.bruck,
     },
     "reduce_scatter": {
+        "naive": reduce_scatter.naive,
         "ring": reduce_scatter.ring,
         "recursive_halving": reduce_scatter.recursive_halving,
         "direct": reduce_scatter.direct,
     },
-    "all_to_all": {"pairwise": all_to_all.pairwise, "direct": all_to_all.direct, "bruck": all_to_all.bruck},
+    "all_to_all": {
+        "naive": all_to_all.naive,
+        "pairwise": all_to_all.pairwise,
+        "direct": all_to_all.direct,
+        "bruck": all_to_all.bruck,
+    },
     "reduce": {"flat": rooted.reduce_flat, "binomial": rooted.reduce_binomial},
     "gather": {"flat": rooted.gather_flat, "binomial": rooted.gather_binomial},
     "scatter": {"flat": rooted.scatter_flat, "binomial": rooted.scatter_binomial},
@@ -58,14 +65,14 @@ SAME_AS = {
     "all_to_all_single": "all_to_all",
 }
 
-KB = 1 << 10
+KB, MB = 1 << 10, 1 << 20
 
 
 def algorithms(name: str) -> list[str]:
     """The algorithms of a collective, by torch's name for it; "native" is torch's own.
 
     >>> algorithms("reduce_scatter_tensor")
-    ['ring', 'recursive_halving', 'direct', 'native']
+    ['naive', 'ring', 'recursive_halving', 'direct', 'native']
     """
     name = SAME_AS.get(name, name)
     if name not in ALGORITHMS:
@@ -85,21 +92,13 @@ def choose(name: str, nbytes: int, size: int) -> str:
     return _CHOICES[name](nbytes, size)
 
 
-def _all_gather(nbytes: int, size: int) -> str:
-    return "recursive_doubling" if nbytes <= 256 * KB else "direct"
-
-
-def _reduce_scatter(nbytes: int, size: int) -> str:
-    return "recursive_halving" if nbytes <= 64 * KB and size > 2 else "direct"
-
-
 _CHOICES: dict[str, Callable[[int, int], str]] = {
     # A tree moves as many bytes as a ring, all ranks together, in the fewest messages of all.
     "all_reduce": lambda nbytes, size: "tree",
     "broadcast": lambda nbytes, size: "naive" if nbytes <= 256 * KB else "binomial",
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": lambda nbytes, size: "direct",
+    "all_gather": lambda nbytes, size: "naive" if nbytes <= (256 * KB if size == 2 else MB) else "direct",
+    "reduce_scatter": lambda nbytes, size: "naive" if nbytes <= MB else "direct",
+    "all_to_all": lambda nbytes, size: "naive" if nbytes <= 64 * KB and size > 2 else "direct",
     "reduce": lambda nbytes, size: "binomial",
     "gather": lambda nbytes, size: "flat",
     "scatter": lambda nbytes, size: "flat",

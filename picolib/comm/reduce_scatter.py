@@ -11,11 +11,26 @@ from itertools import accumulate
 
 import torch
 
+from picolib.comm import rooted
 from picolib.comm.chunks import span
 from picolib.comm.engine import Steps
 from picolib.comm.fold import Fold, fold
 from picolib.comm.ops import Reduction
 from picolib.comm.p2p import Link
+
+
+def naive(link: Link, chunks: list[torch.Tensor], out: torch.Tensor, op: Reduction) -> Steps:
+    """Everybody sends everything to rank 0, which combines and deals out the chunks of the result.
+
+    2 steps, 2(n-1) messages, fewer than in any other way; rank 0 receives (n-1)·S bytes. Chunks lie next to each
+    other in memory.
+    """
+    vector, total = span(chunks, 0, link.size), None
+    if link.rank == 0:
+        total = torch.empty_like(vector)
+    yield from rooted.reduce_flat(link, vector, total, 0, op)
+    dealt = list(total.split([chunk.numel() for chunk in chunks])) if total is not None else None
+    yield from rooted.scatter_flat(link, dealt, out, 0)
 
 
 def ring(link: Link, chunks: list[torch.Tensor], out: torch.Tensor, op: Reduction) -> Steps:

@@ -127,6 +127,9 @@ def _gather_binomial(c: Lengths, rank: int, root: int) -> Lengths:
 
 
 _CHUNKS: dict[tuple[str, str], Callable[[Lengths, int, int], Lengths]] = {
+    ("all_gather", "naive"): lambda c, rank, root: [c[rank]] if rank else [sum(c)] * (len(c) - 1),
+    ("reduce_scatter", "naive"): lambda c, rank, root: [sum(c)] if rank else c[1:],
+    ("all_to_all", "naive"): lambda c, rank, root: [sum(c)] if rank else [sum(c)] * (len(c) - 1),
     ("all_gather", "ring"): _ring_all_gather,
     ("all_gather", "recursive_doubling"): _recursive_doubling,
     ("all_gather", "direct"): lambda c, rank, root: [c[rank]] * (len(c) - 1),
