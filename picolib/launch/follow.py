@@ -35,6 +35,7 @@ class Following:
         self.looked = 0.0
         self.ready: set[int] = set()
         self.board_progress = -1
+        self.decided = False
 
     def to_the_end(self) -> Run | BaseException:
         """Follow the run; what it gave, or the exception that explains it. Afterwards no rank is left."""
@@ -42,7 +43,7 @@ class Following:
             outcome = self._outcome()
         except KeyboardInterrupt:
             outcome = RunInterrupted(f"Interrupted: {name(range(self.world_size))} ended.")
-        except Exception as error:  # such as a result that cannot be unpickled here
+        except Exception as error:  # such as a value that cannot be restored here
             outcome = error
         try:
             self._end(kill=not isinstance(outcome, Run))
@@ -73,11 +74,22 @@ class Following:
             if kind in ("out", "err"):
                 self.output.feed(kind, rank, what)
             elif kind == "frame":
-                self._hear(rank, *what)
+                if not self.decided:
+                    self._hear(rank, *what)
             elif rank not in self.results:
                 self.failures.died(rank, what)
 
     def _hear(self, rank: int, kind: bytes, body: memoryview) -> None:
+        try:
+            self._take(rank, kind, body)
+        except Exception as error:
+            if kind == b"R":
+                what = f"returned a value that cannot be restored here: {type(error).__name__}: {error}"
+                raise RankError(f"rank {rank} {what}", rank) from None
+            what = "sent what picolib cannot read; a process that it forked must not use its open files"
+            raise RankError(f"rank {rank} {what} ({type(error).__name__}: {error})", rank) from None
+
+    def _take(self, rank: int, kind: bytes, body: memoryview) -> None:
         if kind == b"R":
             self.results[rank] = wire.decode_plain(body) if self.plain else pickling.loads(body)
         elif kind == b"E":
@@ -86,8 +98,10 @@ class Following:
             self.ready.add(rank)
             if len(self.ready) == self.world_size:
                 self.started = time.monotonic()
-        else:
+        elif kind == b"I":
             self.reports[rank] = wire.decode_plain(body)
+        else:
+            raise ValueError(f"no frame is of kind {kind!r}")
 
     def _trouble(self) -> RunError | None:
         """The explanation, when something has gone wrong for good."""
@@ -156,6 +170,7 @@ class Following:
 
     def _end(self, kill: bool) -> None:
         """See all ranks out and print what they had still written."""
+        self.decided = True
         if kill:
             self.ranks.kill()
         else:

@@ -199,6 +199,9 @@ class ForkedRanks:
             pass
         except (EOFError, ConnectionError):
             self._selector.unregister(self._controls[rank])
+        except wire.GarbledError:
+            self._selector.unregister(self._controls[rank])
+            yield "frame", rank, (wire.GARBLED, memoryview(b""))
 
     def _output(self, kind: str, rank: int, descriptor: int) -> Iterator[Event]:
         try:
@@ -238,7 +241,9 @@ class ForkedRanks:
         self.server.close()
 
     def close(self) -> None:
-        """Close the kernel's ends of the pipes."""
+        """Close the kernel's ends of the pipes; a server that has more to say of this run serves no other one."""
+        if not self.ended:
+            self.server.close()
         self._selector.close()
         for control in self._controls:
             control.close()

@@ -45,19 +45,36 @@ def live(request: dict[str, Any], rank: int, control: Any, payload: memoryview, 
         board: file descriptor of the board; None without.
     """
     request["start"] = {}
+    me = os.getpid()
     try:
         value = _work(request, rank, control, payload, board)
         kind, pieces = b"R", _result(value, request["options"])
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: whatever ends a rank is told to the kernel
+        _leave_if_forked(me, error)
         kind, pieces = b"E", wire.encode_plain(describe_exception(error))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     _send_report(control, request)
     wire.send_frame(control, kind, pieces)
     # Teardown is agreed: another rank may still need this one's sockets, so the kernel says when to leave.
     control.recv(1)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
+
+
+def _leave_if_forked(rank: int, error: BaseException | None = None) -> None:
+    """End a copy that the learner's function has forked and let run on: the rank itself speaks with the kernel."""
+    if os.getpid() == rank:
+        return
+    code = error.code if isinstance(error, SystemExit) else int(error is not None)
+    os._exit(code & 255 if isinstance(code, int) else int(code is not None))
+
+
+def _flush() -> None:
+    """Send what was printed; the learner's function may have closed the streams or their descriptors."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass
 
 
 def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview, board: int | None) -> Any:
@@ -76,7 +93,9 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     fn, args = pickling.loads(payload)
     wire.send_frame(control, b"S", [])
     start["clock"] = time.monotonic()
+    me = os.getpid()
     value = fn(*args)
+    _leave_if_forked(me)
     monitor.returned()
     return value
 

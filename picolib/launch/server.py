@@ -193,6 +193,7 @@ def _be_a_rank(server: Server, request: dict[str, Any], rank: int, shared: list[
         from picolib.launch import rank as life
 
         control = socket.socket(fileno=own[0])
+        os.register_at_fork(after_in_child=control.close)  # what a rank forks is no rank
         life.redirect(*own[1:])
         life.live(request, rank, control, pickling.from_file(shared[0]), shared[1] if len(shared) > 1 else None)
         code = 0

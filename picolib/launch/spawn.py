@@ -75,7 +75,9 @@ class Worker:
             while True:
                 frame = reader.read(_Readable(self.results))
                 self.sink.put(("frame", self, frame))  # only now: a new run brings a new sink
-        except (EOFError, OSError):
+        except (EOFError, OSError, wire.GarbledError) as error:
+            if isinstance(error, wire.GarbledError):
+                self.sink.put(("frame", self, (wire.GARBLED, memoryview(b""))))
             code = self.process.wait()
             self.sink.put(("exit", self, code))
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+GARBLED = b"?"  # the letter of a frame that makes no sense, and of nothing that comes after it
 ALIGNMENT = 64  # tensors are rebuilt in place, without a copy, so their bytes must start on a cache line
 FRAME = struct.Struct("<cQ")  # one letter that says what follows, and its length in bytes
 
@@ -46,6 +47,10 @@ def send_frame(connection: Any, kind: bytes, pieces: Iterable[Any]) -> None:
             connection.sendall(piece)
 
 
+class GarbledError(ValueError):
+    """Bytes that are no frame: somebody else has written into the connection."""
+
+
 class FrameReader:
     """Collects the frames that arrive on a non-blocking socket, piece by piece."""
 
@@ -61,6 +66,7 @@ class FrameReader:
         Raises:
             EOFError: the other side has closed.
             BlockingIOError: nothing to read now.
+            GarbledError: what comes is no frame.
         """
         while True:
             count = connection.recv_into(self._target[self._filled :]) if len(self._target) else 0
@@ -75,7 +81,10 @@ class FrameReader:
                 self._kind, self._target = b"", memoryview(self._header)
                 return kind, body
             self._kind, size = FRAME.unpack(body)
-            self._target = memoryview(bytearray(size))
+            try:
+                self._target = memoryview(bytearray(size if self._kind.isalpha() else -1))
+            except (ValueError, OverflowError, MemoryError):
+                raise GarbledError(f"no frame: {bytes(body)!r}") from None
 
 
 def encode_plain(value: Any) -> list[Any]:

@@ -26,9 +26,16 @@ class Control:
 
     def __init__(self, commands: int, results: int) -> None:
         self._results = results
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
         self._commands = os.fdopen(commands, "rb", buffering=0)
         self.frames: queue.SimpleQueue[tuple[bytes, memoryview]] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
+
+    def _forget(self) -> None:
+        """In a process that this rank has forked: it is no rank."""
+        os.close(self._results)
+        self._results = -1
 
     def _read(self) -> None:
         reader = wire.FrameReader()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -213,6 +215,38 @@ def test_a_fork_server_that_is_killed_is_replaced():
 
     assert "was killed" in str(failure(kill_it, 2))
     assert list(picolib.run(dist.get_rank, 2)) == [0, 1]
+
+
+def test_a_process_that_a_rank_forks_may_return_or_raise_and_the_rank_does_not_notice():
+    def work():
+        child = os.fork()
+        if child == 0 and dist.get_rank() == 1:
+            raise ValueError
+        return dist.get_rank() if child == 0 else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert list(picolib.run(work, 2)) == [0, 1]
+    assert list(picolib.run(dist.get_rank, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("garbage", [b"\0" * 50, b"S" + b"\xff" * 50, b"I" + bytes(8), b"z" + bytes(8)])
+def test_a_connection_that_carries_nonsense_is_told_in_one_sentence_and_the_next_run_is_right(garbage):
+    def work():
+        for found in gc.get_objects():
+            if isinstance(found, socket.socket):
+                found.sendall(garbage)
+        time.sleep(1000)
+
+    error = failure(work, 2)
+    assert "sent what picolib cannot read" in str(error) and "\n" not in str(error)
+    assert list(picolib.run(dist.get_rank, 2)) == [0, 1]
+
+
+def test_closed_streams_do_not_hide_what_a_rank_returns():
+    def close():
+        sys.stdout.close() if dist.get_rank() == 0 else (os.close(1), os.close(2))
+        return dist.get_rank()
+
+    assert list(picolib.run(close, 2)) == [0, 1]
 
 
 def test_sub_processes_of_ranks_do_not_outlive_the_run(tmp_path):

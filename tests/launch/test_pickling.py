@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import picolib
 
@@ -126,11 +127,13 @@ def test_a_global_called_config_does_not_drag_torchs_own_config_module_along():
     assert list(picolib.run(cell["train"], 2)) == [0.2, 0.2]
 
 
-def test_a_result_that_cannot_be_restored_here_ends_the_run_with_its_error():
+def test_a_result_that_cannot_be_restored_here_is_told_with_its_rank():
     class Refuses:
         def __reduce__(self):
             return int, ("not a number",)
 
-    with pytest.raises(ValueError, match="not a number"):
-        picolib.run(lambda: Refuses(), 2)
+    with pytest.raises(picolib.RankError) as error:
+        picolib.run(lambda: Refuses() if dist.get_rank() == 1 else 0, 2)
+    assert str(error.value).startswith("rank 1 returned a value that cannot be restored here: ValueError: invalid")
+    assert "not a number" in str(error.value) and error.value.rank == 1
     assert list(picolib.run(lambda: 1, 2)) == [1, 1]
