@@ -18,6 +18,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from picolib.comm.arguments import (
+    blocks_of,
+    check_multiple,
+    check_one_size,
+    check_rooted_list,
+    exchange,
+    nbytes,
+    part_sizes,
+    settle_uneven,
+)
 from picolib.comm.call import Call
 from picolib.comm.chunks import adjacent, split
 from picolib.comm.groups import is_member, peer_rank, warn_not_member
@@ -25,10 +35,6 @@ from picolib.comm.ops import reduction
 
 SUM = dist.ReduceOp.SUM
 Tensors = list[torch.Tensor]
-
-
-def _nbytes(*tensors: torch.Tensor) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def all_reduce(
@@ -49,7 +55,7 @@ def all_reduce(
     call = Call("all_reduce", group)
     call.check_tensors([tensor], "tensor")
     combine = reduction(op, tensor.dtype)
-    chosen = call.choose(algorithm, tensor.device, _nbytes(tensor))
+    chosen = call.choose(algorithm, tensor.device, nbytes(tensor))
     if chosen == "native":
         return dist.all_reduce(tensor, op, group, async_op)
     extra = ()
@@ -78,7 +84,7 @@ def broadcast(
     call = Call("broadcast", group)
     call.check_tensors([tensor], "tensor")
     root = peer_rank(call.members, src, group_src, "src")
-    if call.choose(algorithm, tensor.device, _nbytes(tensor)) == "native":
+    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.broadcast(tensor, src, group, async_op, group_src)
     vector = call.writes(tensor, and_reads=call.members.rank == root)
     return call.start([tensor], async_op, vector, root, root=root)
@@ -100,7 +106,7 @@ def reduce(
     call = Call("reduce", group)
     call.check_tensors([tensor], "tensor")
     root, combine = peer_rank(call.members, dst, group_dst, "dst"), reduction(op, tensor.dtype)
-    if call.choose(algorithm, tensor.device, _nbytes(tensor)) == "native":
+    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.reduce(tensor, dst, op, group, async_op, group_dst)
     vector = call.writes(tensor, and_reads=True) if call.members.rank == root else call.reads(tensor)
     return call.start([tensor], async_op, vector, vector, root, combine, op=op, root=root)
@@ -119,10 +125,10 @@ def all_gather(
     mine = tensor_list[call.members.rank]
     if mine.numel() != tensor.numel():
         call.complain(f"tensor has {tensor.numel()} elements, its place in tensor_list {mine.numel()}")
-    even = _settle_uneven(call, tensor_list, algorithm, ("direct", "ring"))
+    even = settle_uneven(call, tensor_list, algorithm, ("direct", "ring"))
     if call.algorithm == "native":
         return dist.all_gather(tensor_list, tensor, group, async_op)
-    blocks = _blocks(call, tensor_list)
+    blocks = blocks_of(call, tensor_list)
     blocks[call.members.rank].copy_(call.reads(tensor))
     return call.start([tensor], async_op, blocks, strict_shapes=even)
 
@@ -140,8 +146,8 @@ def all_gather_into_tensor(
         return warn_not_member("all_gather_into_tensor")
     call = Call("all_gather_into_tensor", group)
     call.check_tensors([output_tensor, input_tensor], "output_tensor and input_tensor")
-    _check_multiple(call, output_tensor, "output_tensor", input_tensor, "input_tensor")
-    if call.choose(algorithm, input_tensor.device, _nbytes(output_tensor)) == "native":
+    check_multiple(call, output_tensor, "output_tensor", input_tensor, "input_tensor")
+    if call.choose(algorithm, input_tensor.device, nbytes(output_tensor)) == "native":
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
     blocks = split(call.writes(output_tensor), call.members.size)
     own, block = blocks[call.members.rank], call.reads(input_tensor)
@@ -169,7 +175,7 @@ def reduce_scatter(
     if mine.numel() != output.numel():
         call.complain(f"output has {output.numel()} elements, this rank's entry of input_list {mine.numel()}")
     combine = reduction(op, output.dtype)
-    even = _settle_uneven(call, input_list, algorithm, ("direct", "ring"))
+    even = settle_uneven(call, input_list, algorithm, ("direct", "ring"))
     if call.algorithm == "native":
         return dist.reduce_scatter(output, input_list, op, group, async_op)
     chunks = [call.reads(t) for t in input_list]
@@ -192,9 +198,9 @@ def reduce_scatter_tensor(
         return warn_not_member("reduce_scatter_tensor")
     call = Call("reduce_scatter_tensor", group)
     call.check_tensors([output, input], "output and input")
-    _check_multiple(call, input, "input", output, "output")
+    check_multiple(call, input, "input", output, "output")
     combine = reduction(op, output.dtype)
-    if call.choose(algorithm, input.device, _nbytes(input)) == "native":
+    if call.choose(algorithm, input.device, nbytes(input)) == "native":
         return dist.reduce_scatter_tensor(output, input, op, group, async_op)
     chunks = split(call.reads(input), call.members.size)
     return call.start([input], async_op, chunks, call.writes(output), combine, op=op)
@@ -220,12 +226,12 @@ def all_to_all(
     call.check_tensors([*output_tensor_list, *input_tensor_list], "outputs and inputs")
     call.check_distinct(output_tensor_list, "output_tensor_list")
     if algorithm in ("bruck", "naive"):
-        _check_one_size(call, algorithm, [*output_tensor_list, *input_tensor_list])
+        check_one_size(call, algorithm, [*output_tensor_list, *input_tensor_list])
     outgoing, incoming = [call.reads(t) for t in input_tensor_list], output_tensor_list
     device = output_tensor_list[0].device
     if call.choose(algorithm, device, 0, fixed="direct") == "native":
         return dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
-    return _exchange(call, outgoing, [call.writes(t) for t in incoming], async_op, input_tensor_list[:1])
+    return exchange(call, outgoing, [call.writes(t) for t in incoming], async_op, input_tensor_list[:1])
 
 
 def all_to_all_single(
@@ -246,17 +252,17 @@ def all_to_all_single(
         return warn_not_member("all_to_all_single")
     call = Call("all_to_all_single", group)
     call.check_tensors([output, input], "output and input")
-    sending = _part_sizes(call, input, input_split_sizes, "input")
-    receiving = _part_sizes(call, output, output_split_sizes, "output")
+    sending = part_sizes(call, input, input_split_sizes, "input")
+    receiving = part_sizes(call, output, output_split_sizes, "output")
     even = not input_split_sizes and not output_split_sizes
     if even and input.numel() != output.numel():
         call.complain(f"output has {output.numel()} elements, input {input.numel()}")
     if algorithm in ("bruck", "naive") and not even:
         call.complain(f"algorithm {algorithm!r} needs equal parts: use 'direct' or 'pairwise' with split sizes")
-    if call.choose(algorithm, input.device, _nbytes(input), fixed=None if even else "direct") == "native":
+    if call.choose(algorithm, input.device, nbytes(input), fixed=None if even else "direct") == "native":
         return dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
     outgoing, incoming = call.reads(input).split(sending), call.writes(output).split(receiving)
-    return _exchange(call, outgoing, incoming, async_op, [input], even)
+    return exchange(call, outgoing, incoming, async_op, [input], even)
 
 
 def gather(
@@ -275,8 +281,8 @@ def gather(
     call = Call("gather", group)
     call.check_tensors([tensor], "tensor")
     root = 0 if dst is None and group_dst is None else peer_rank(call.members, dst, group_dst, "dst")
-    _check_rooted_list(call, root, gather_list, "gather_list", tensor)
-    if call.choose(algorithm, tensor.device, _nbytes(tensor)) == "native":
+    check_rooted_list(call, root, gather_list, "gather_list", tensor)
+    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.gather(tensor, gather_list, group=group, async_op=async_op, group_dst=root)
     blocks = [call.writes(t) for t in gather_list] if gather_list else None
     return call.start([tensor], async_op, call.reads(tensor), blocks, root, root=root)
@@ -298,8 +304,8 @@ def scatter(
     call = Call("scatter", group)
     call.check_tensors([tensor], "tensor")
     root = 0 if src is None and group_src is None else peer_rank(call.members, src, group_src, "src")
-    _check_rooted_list(call, root, scatter_list, "scatter_list", tensor)
-    if call.choose(algorithm, tensor.device, _nbytes(tensor)) == "native":
+    check_rooted_list(call, root, scatter_list, "scatter_list", tensor)
+    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.scatter(tensor, scatter_list, group=group, async_op=async_op, group_src=root)
     blocks = [call.reads(t) for t in scatter_list] if scatter_list else None
     return call.start([tensor], async_op, blocks, call.writes(tensor), root, root=root)
@@ -315,70 +321,3 @@ def barrier(
     if call.choose(algorithm, torch.device("cpu"), 0, fixed="dissemination") == "native":
         return dist.barrier(group, async_op, device_ids, timeout)
     return call.start([], async_op)
-
-
-def _exchange(call: Call, outgoing: Any, incoming: Any, async_op: bool, told: Tensors, even: bool = False) -> Any:
-    splits = [t.numel() for t in outgoing], [t.numel() for t in incoming]
-    me = call.members.rank
-    if splits[0][me] != splits[1][me]:
-        call.complain(
-            f"rank {call.members.ranks[me]} sends itself {splits[0][me]} elements, but expects {splits[1][me]}"
-        )
-    return call.start(told, async_op, outgoing, incoming, strict_shapes=even, splits=None if even else splits)
-
-
-def _settle_uneven(call: Call, tensors: Tensors, algorithm: str, able: tuple[str, ...]) -> bool:
-    """Choose the algorithm for a list of one tensor per rank; whether all have one size."""
-    even = len({t.numel() for t in tensors}) == 1
-    if not even and algorithm not in ("auto", "native", *able):
-        call.complain(f"algorithm {algorithm!r} needs tensors of one size: use {' or '.join(able)}")
-    call.choose(algorithm, tensors[0].device, _nbytes(*tensors), fixed=None if even else able[0])
-    return even
-
-
-def _check_multiple(call: Call, whole: torch.Tensor, whole_name: str, part: torch.Tensor, part_name: str) -> None:
-    n = call.members.size
-    if whole.numel() != n * part.numel():
-        call.complain(
-            f"{whole_name} must have {n} times the {part.numel()} elements of {part_name}, one part per rank, "
-            f"got {whole.numel()}"
-        )
-
-
-def _check_one_size(call: Call, algorithm: str, tensors: Tensors) -> None:
-    sizes = sorted({t.numel() for t in tensors})
-    if len(sizes) > 1:
-        call.complain(f"algorithm {algorithm!r} needs tensors of one size, got {sizes}: use 'direct' or 'pairwise'")
-
-
-def _check_rooted_list(call: Call, root: int, tensors: Tensors | None, argument: str, tensor: torch.Tensor) -> None:
-    if call.members.rank != root:
-        if tensors:
-            call.complain(f"{argument} must be given on rank {call.members.ranks[root]} only")
-        return
-    call.check_list(tensors, argument)
-    call.check_tensors([tensor, *tensors], f"tensor and {argument}")
-    if any(t.numel() != tensor.numel() for t in tensors):
-        call.complain(f"{argument} must hold tensors of {tensor.numel()} elements, got {[t.numel() for t in tensors]}")
-
-
-def _part_sizes(call: Call, tensor: torch.Tensor, rows: Sequence[int] | None, argument: str) -> list[int]:
-    """Elements of each rank's part of a tensor that is split along dimension 0."""
-    n, length = call.members.size, tensor.shape[0] if tensor.dim() else 1
-    if not rows:
-        if length % n:
-            call.complain(f"{argument} has {length} rows, not a multiple of {n} ranks: give {argument}_split_sizes")
-        return [tensor.numel() // n] * n
-    if len(rows) != n or sum(rows) != length:
-        call.complain(f"{argument}_split_sizes must be {n} numbers that add up to {length} rows, got {list(rows)}")
-    return [r * (tensor.numel() // length if length else 0) for r in rows]
-
-
-def _blocks(call: Call, tensors: Tensors) -> Tensors:
-    """Where the blocks are gathered: the tensors' own memory, but in one piece where the algorithm needs that."""
-    blocks = [call.writes(t) for t in tensors]
-    if call.algorithm not in ("naive", "recursive_doubling") or adjacent(blocks):
-        return blocks
-    together = split(blocks[0].new_empty(len(blocks) * blocks[0].numel()), len(blocks))
-    call.moves_back[:0] = zip(blocks, together, strict=True)
-    return together
