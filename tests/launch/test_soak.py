@@ -108,6 +108,7 @@ def left_behind() -> tuple:
     )
 
 
+@pytest.mark.timeout(600)
 def test_200_random_faults_leave_nothing_and_the_next_run_is_right(tmp_path, monkeypatch, capsys):
     import tempfile
 
