@@ -13,6 +13,7 @@ import time
 from multiprocessing import shared_memory
 
 import psutil
+import pytest
 import torch
 import torch.distributed as dist
 
