@@ -15,7 +15,7 @@ def chunk_sizes(length: int, parts: int) -> list[int]:
 
 def split(vector: torch.Tensor, parts: int) -> list[torch.Tensor]:
     """Views of a one-dimensional tensor, one per part, without copying."""
-    return list(vector.split(chunk_sizes(vector.numel(), parts)))
+    return list(torch.split_with_sizes(vector, chunk_sizes(vector.numel(), parts)))
 
 
 def segment_sizes(length: int, itemsize: int, at_most: int) -> list[int]:

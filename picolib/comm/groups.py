@@ -70,7 +70,8 @@ def known_groups() -> list[Group]:
 
 def works_in_flight() -> int:
     """How many asynchronous collectives are under way in all groups of this process."""
-    return sum(len(group.in_flight) for group in known_groups())
+    known = list(_groups.data.values())  # past the guards of weak dictionaries: every call asks this
+    return sum([len(group.in_flight) for group in known])
 
 
 def resolve(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, Group]:
