@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from picolib.launch import frames, pickling, threads, wire
+from picolib.launch import frames, pickling, processes, threads, wire
 from picolib.launch.errors import DeadlockError, MismatchError, RankError, RankTimeout, RunError, RunInterrupted
 from picolib.launch.failures import Failures, name
 from picolib.launch.output import Output
@@ -153,8 +154,14 @@ class Following:
             if rank in self.results:
                 text += f"\nrank {rank} has returned"
                 continue
-            stack = frames.of_learner(self.output.err[rank].filter.stack())
-            text += f"\nrank {rank} is in\n{frames.render(stack)}" if stack else ""
+            said = self.output.err[rank].filter.stack()
+            stack = frames.of_learner(said)
+            if stack:
+                text += f"\nrank {rank} is in\n{frames.render(stack)}"
+            elif processes.is_stopped(self.ranks.processes.get(rank, 0)):
+                text += f"\nrank {rank} is stopped: a signal (SIGSTOP or the like) has suspended its process"
+            elif not said and hasattr(signal, "SIGUSR1"):
+                text += f"\nrank {rank} does not answer when asked where it is"
         return text
 
     def _no_memory(self) -> RunError | None:

@@ -61,6 +61,14 @@ def send(process: int, number: int) -> None:
         pass
 
 
+def is_stopped(process: int) -> bool:
+    """Whether a process is suspended by a signal (or a debugger); False where the system does not tell."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 def _children() -> list[int]:
     try:
         return [int(word) for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import shutil
 import tempfile
@@ -88,7 +89,11 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any, max_seconds: Any) ->
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     for name, value in (("timeout", timeout), ("max_seconds", max_seconds)):
-        if value is not None and not value > 0:
+        if value is None and name == "max_seconds":
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+        if not value > 0:
             raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
 
 

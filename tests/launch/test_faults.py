@@ -176,6 +176,13 @@ def test_no_progress_ends_in_a_timeout_that_tells_where_each_rank_is():
     assert "in work\n      time.sleep(1000)" in text and "rank 1 has returned" in text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there can one ask")
+def test_a_timeout_tells_that_a_rank_is_stopped():
+    with pytest.raises(picolib.RankTimeout) as error:
+        picolib.run(on_rank_1(lambda: os.kill(os.getpid(), signal.SIGSTOP)), 2, timeout=1)
+    assert "rank 0 is in" in str(error.value) and "\nrank 1 is stopped: a signal" in str(error.value)
+
+
 def test_output_counts_as_progress_but_max_seconds_bounds_it():
     def work():
         while True:
