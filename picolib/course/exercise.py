@@ -35,12 +35,14 @@ class Case:
     inputs: for each rank, the tuple of arguments.
     expected: for each rank, the right output (None: the exercise judges by itself).
     pieces: how many chunks the input is thought of as having (0: none), to name what was sent.
+    exact: nothing is added up, so the output must have the very bits of `expected`.
     """
 
     kind: str
     inputs: tuple[tuple, ...]
     expected: tuple[Any, ...] | None
     pieces: int = 0
+    exact: bool = False
 
     @property
     def world_size(self) -> int:
@@ -81,6 +83,7 @@ class Exercise:
         blocked: what to say after the explanation of a deadlock.
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
         call: (fn, arguments) -> output, run inside each rank in place of `fn(*arguments)`.
+        keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
         same_bits: every rank must end with the same bits.
         verified: the end of the text printed when passed; may use {messages}, {bytes}, {steps} of the first size.
         hints: three, each a little closer. stretch: not needed by anything later.
@@ -108,6 +111,7 @@ class Exercise:
     blocked: str = ""
     judge: Callable[[Any], str | None] | None = None
     call: Callable[[Any, tuple], Any] | None = None
+    keeps: str = ""
     same_bits: bool = False
     stretch: bool = False
     piece: str = "chunk"

@@ -36,7 +36,7 @@ def judge(attempt: Attempt) -> Fault | None:
     text = attempt.exercise.judge(attempt) if attempt.exercise.judge else _values(attempt)
     if text:
         return Fault(text, values.table(attempt), first_divergence(attempt))
-    text = _traffic(attempt) or _steps(attempt) or _bits(attempt)
+    text = _traffic(attempt) or _steps(attempt) or _bits(attempt) or _kept(attempt) or _carried(attempt)
     return Fault(text, "", first_divergence(attempt)) if text else None
 
 
@@ -151,6 +151,59 @@ def _bits(attempt: Attempt) -> str | None:
         f"{ranks_text(differing)} and rank 0 end with different bits: they added in a different order. "
         "Then replicas drift apart; let all ranks take the same sum."
     )
+
+
+def _kept(attempt: Attempt) -> str | None:
+    """The argument is as it was, and what is returned does not live in it."""
+    name = attempt.exercise.keeps
+    if not name:
+        return None
+    inputs = attempt.inputs()
+    changed = [r for r, record in enumerate(attempt.ranks) if not _same(record.kept, inputs[r])]
+    if changed:
+        return (
+            f"The values are right, but {name} was changed on {ranks_text(changed)}: it must stay as it is. "
+            "Receive and add in a tensor of your own."
+        )
+    shared = [r for r, record in enumerate(attempt.ranks) if record.shares]
+    if shared:
+        return (
+            f"The values are right, but on {ranks_text(shared)} you returned {name} itself, or a part of it: "
+            f"return a new tensor, such as {name}.clone()."
+        )
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(other, dict):
+        return isinstance(one, dict) and set(one) == set(other) and all(_same(one[k], other[k]) for k in other)
+    if isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+def _carried(attempt: Attempt) -> str | None:
+    """Whose numbers a rank ends with, those must be in the messages sent to it: read from their digits."""
+    case, n = attempt.case, attempt.world_size
+    if case.kind != "digits" or attempt.exercise.traffic is None or case.expected is None:
+        return None
+    for rank, expected in enumerate(case.expected):
+        contents = [s[4] for record in attempt.ranks for s in record.sends if s[1] == rank]
+        if None in contents:
+            continue  # too long to have been kept
+        came = _contributors([value for message in contents for value in message], n)
+        missing = _contributors(expected.flatten().tolist(), n) - came - {rank}
+        if missing:
+            return (
+                f"The values are right, but no message to rank {rank} carries the number of {ranks_text(missing)}: "
+                "it came there by another way. What a rank ends with has to come in its messages."
+            )
+    return None
+
+
+def _contributors(values: list[float], n: int) -> set[int]:
+    numbers = [number for value in values if (number := digits.read(value, n))]
+    return {rank for number in numbers for rank, count in enumerate(number.counts) if count}
 
 
 def first_divergence(attempt: Attempt) -> str:

@@ -6,10 +6,11 @@ wait in `Work.wait`. Those are replaced here, on top of what the board has put t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +93,9 @@ def install() -> Notebook:
     """Start to note what this rank does."""
     notebook = Notebook()
     backend = torch._C._distributed_c10d.Backend
-    for method, name in NATIVE.items():
-        _replace(dist.ProcessGroup, method, lambda original, n=name: _collective(original, n, notebook))
     for owner_class in (dist.ProcessGroup, backend):
+        for method, name in NATIVE.items():
+            _replace(owner_class, method, lambda original, n=name: _collective(original, n, notebook))
         for method, kind in MESSAGES.items():
             _replace(owner_class, method, lambda original, k=kind: _message(original, k, notebook))
     _replace(dist.Work, "wait", lambda original: _wait(original, notebook))
@@ -137,11 +138,23 @@ def _message(original: Callable, kind: str, notebook: Notebook) -> Callable:
                 "In a ring the number wraps around: (rank + 1) % N, (rank - 1) % N"
             )
         work = original(group, tensors, *args)
-        peer = args[0] if len(args) > 1 else -1  # -1: a receive from whoever sends first
+        # -1: a receive from whoever sends first
+        peer = _members(group, tensors[0].device)[args[0]] if len(args) > 1 else -1
         notebook.message(kind, tensors[0], peer, work)
         return work
 
     return method
+
+
+def _members(group: Any, device: torch.device) -> Sequence[int]:
+    """Group rank -> rank in the world, of a process group or of one of its backends."""
+    if group.size() == dist.get_world_size():
+        return range(group.size())
+    for known in list(dist.distributed_c10d._world.pg_group_ranks):
+        with contextlib.suppress(RuntimeError):  # torch's way to say that it has no backend for this device
+            if known is group or known._get_backend(device) is group:
+                return dist.get_process_group_ranks(known)
+    return range(group.size())
 
 
 def _wait(original: Callable, notebook: Notebook) -> Callable:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import tempfile
+import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,8 @@ class RankRecord:
     output: Any
     returned: Any
     entries: list[list] = field(default_factory=list)
+    kept: Any = None  # the first argument after the call, where it has to stay as it is
+    shares: bool = False  # whether the returned tensor lives in the memory of the first argument
 
     @property
     def sends(self) -> list[list]:
@@ -79,15 +83,15 @@ class Unknown(str):
     """Stands for a returned object that is neither number, text, list nor tensor: the name of its type."""
 
 
-def perform(fn: Any, exercise_call: Any, in_place: bool, arguments: list[list[tuple]]) -> Any:
+def perform(fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: str) -> Any:
     """In a rank: call the learner's function (or its serialised form) once per case; return plain records."""
     from picolib.course import observe
 
+    mine = _own_inputs(folder)
     if isinstance(fn, bytes):
         import cloudpickle
 
         fn = cloudpickle.loads(fn)
-    mine = [case[dist.get_rank()] for case in arguments]
     notebook = observe.install()
     records = []
     for args in mine:
@@ -101,8 +105,43 @@ def perform(fn: Any, exercise_call: Any, in_place: bool, arguments: list[list[tu
             _end_with_the_learner(error)
             raise
         output = args[0] if in_place else returned
-        records.append([plain(output), plain(returned) if in_place else None, notebook.clear()])
+        left = [plain(args[0]), _share_memory(returned, args[0])] if keeps else [None, False]
+        records.append([plain(output), plain(returned) if in_place else None, notebook.clear(), *left])
     return records
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or not one.numel():
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+@contextlib.contextmanager
+def _handed_out(cases: Sequence[Case]) -> Iterator[str]:
+    """A folder with one file a rank that holds its inputs; see `_own_inputs`."""
+    from picolib.launch import pickling
+
+    with tempfile.TemporaryDirectory(prefix="picolib-inputs-", ignore_cleanup_errors=True) as folder:
+        for rank in range(cases[0].world_size):
+            with open(os.path.join(folder, str(rank)), "wb") as file:
+                file.writelines(pickling.dumps([case.inputs[rank] for case in cases]))
+        yield folder
+
+
+def _own_inputs(folder: str) -> list[tuple]:
+    """This rank's inputs, and nobody else's: every file is gone before any rank calls the learner's function.
+
+    As an argument of the run all ranks' inputs would stand in every rank's memory, for the learner to look up.
+    """
+    from picolib.launch import pickling
+
+    path = os.path.join(folder, str(dist.get_rank()))
+    with open(path, "rb") as file:
+        packed = bytearray(file.read())
+    os.remove(path)
+    while os.listdir(folder):
+        time.sleep(0.001)
+    return pickling.loads(memoryview(packed))
 
 
 def _end_with_the_learner(error: Exception) -> None:
@@ -151,18 +190,17 @@ def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]
 
 
 def _record(answer: list, exercise: Exercise) -> RankRecord:
-    output, returned, entries = answer
-    return RankRecord(output, returned if exercise.output == "argument" else output, entries)
+    output, returned, entries, kept, shares = answer
+    return RankRecord(output, returned if exercise.output == "argument" else output, entries, kept, shares)
 
 
 def _run(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> Any:
     from picolib.launch import run
 
-    arguments = [list(case.inputs) for case in cases]
-    world_size = cases[0].world_size
     options: dict[str, Any] = {"results": "plain", "max_seconds": longest()}
-    with printed_nowhere():
-        return run(perform, world_size, fn, exercise.call, exercise.output == "argument", arguments, **options)
+    with printed_nowhere(), _handed_out(cases) as folder:
+        how = exercise.call, exercise.output == "argument", bool(exercise.keeps)
+        return run(perform, cases[0].world_size, fn, *how, folder, **options)
 
 
 def longest() -> float:

@@ -29,6 +29,8 @@ def agrees(got: Any, expected: Any, case: Any) -> bool:
     if isinstance(expected, torch.Tensor):
         if not isinstance(got, torch.Tensor) or got.shape != expected.shape or got.dtype != expected.dtype:
             return False
+        if case.exact:
+            return torch.equal(got, expected)
         error = (got.double() - expected.double()).abs().max().item() if got.numel() else 0.0
         return error <= tolerance(case, expected)  # a NaN is never <=
     if isinstance(expected, float):
@@ -77,6 +79,11 @@ def _described(value: Any) -> str:
     if isinstance(value, dict) and set(value) == {"type"}:
         return f"a {value['type']}"
     return f"a {type(value).__name__}"
+
+
+def shown(value: Any) -> str:
+    """A value as a learner would write it; of an object that could not travel, its type."""
+    return _described(value) if isinstance(value, dict) and set(value) == {"type"} else repr(value)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -240,7 +247,10 @@ def _first_number(attempt: Any, wrong: Sequence[int]) -> str:
     index = int(torch.where(torch.isnan(off), torch.full_like(off, math.inf), off).argmax())
     values = float(got.flatten()[index]), float(expected.flatten()[index])
     kind = f" ({_dtype(expected)})" if attempt.case.kind != "digits" else ""
-    return f"rank {rank}, element {index}{kind}: {values[0]:.6g}, where {values[1]:.6g} is right."
+    texts = [f"{value:.6g}" for value in values]
+    if texts[0] == texts[1]:
+        texts = [f"{value:.17g}" for value in values]
+    return f"rank {rank}, element {index}{kind}: {texts[0]}, where {texts[1]} is right."
 
 
 def table(attempt: Any) -> str:

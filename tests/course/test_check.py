@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from picolib import comm
 from picolib.course import check
 from picolib.course.catalogue import by_id, exercises
 from picolib.course.check import CheckFailed, examine, failed_text, passed_text
+from picolib.course.trial import attempt
 from picolib.course.values import tolerance
 
 from .wrong_answers import lesson02a
@@ -110,6 +112,56 @@ def test_an_error_in_a_rank_shows_the_learner_s_line():
 
     text = failed_text(examine(by_id("2.1"), crashes))
     assert "IndexError" in text and "return x[12345]" in text and "picolib" not in text
+
+
+def test_a_rank_finds_nobody_else_s_input(nowhere):
+    def searches(x):
+        import os
+        import sys
+
+        arrived = lesson02a.isend_first(x)
+        wanted = arrived.view(torch.uint8).numpy().tobytes()
+        frame = sys._getframe(1) if x.numel() > 8 and dist.get_world_size() > 1 else None
+        while frame is not None:
+            values = list(frame.f_locals.values())
+            for value in values:
+                if isinstance(value, (list, tuple, dict)):
+                    values.extend(value.values() if isinstance(value, dict) else value)
+                if isinstance(value, torch.Tensor) and value.view(torch.uint8).numpy().tobytes() == wanted:
+                    raise RuntimeError("found in a frame")
+                if isinstance(value, (bytes, bytearray, memoryview)) and wanted in bytes(value):
+                    raise RuntimeError("found among bytes")
+                if isinstance(value, str) and "picolib-inputs" in value and os.listdir(value):
+                    raise RuntimeError("found in a file")
+            frame = frame.f_back
+        return arrived
+
+    verdict = examine(by_id("2.1"), searches)
+    assert verdict.passed, failed_text(verdict)
+
+
+def test_a_message_in_a_group_is_noted_with_ranks_of_the_world(nowhere):
+    def in_a_group(x):
+        group = dist.new_group([1, 2])
+        for send, recv in ((dist.send, dist.recv), (comm.send, comm.recv)):
+            if dist.get_rank() == 1:
+                send(x, 2, group=group)
+            elif dist.get_rank() == 2:
+                recv(torch.empty_like(x), 1, group=group)
+        return x
+
+    exercise = by_id("2.1")
+    (tried,) = attempt(exercise, in_a_group, exercise.cases(3, 0)[:1])
+    assert not tried.error, tried.error
+    assert [[s[1] for s in record.sends] for record in tried.ranks] == [[], [2, 2], []]
+
+
+def test_a_collective_of_a_group_s_backend_is_seen(nowhere):
+    def by_the_backend(x):
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+        backend.allreduce([x], dist.AllreduceOptions()).wait()
+
+    assert "torch's own all_reduce" in failed_text(examine(by_id("2.4"), by_the_backend))
 
 
 def test_a_bfloat16_sum_may_round_but_never_be_n_times_too_big():

@@ -18,34 +18,35 @@ def generator(seed: int, world_size: int) -> torch.Generator:
 
 
 def vectors(
-    reference: Reference, per_rank: int, *, pieces: bool = True, many: int = 625
+    reference: Reference, per_rank: int, *, pieces: bool = True, many: int = 625, exact: bool = False
 ) -> Callable[[int, int], list[Case]]:
     """Cases for a function of one vector: digits, random float32 and, on 3 ranks, bfloat16.
 
     per_rank: elements in the digits case, for each rank (the vector has world size times as many), 0 for a single
     element. many: the same for the random case. pieces: whether the vector is thought of as one chunk a rank.
+    exact: numbers are moved, not added.
     """
 
     def cases(world_size: int, seed: int) -> list[Case]:
         random = generator(seed, world_size)
         chunks = world_size if pieces else 0
         small, large = max(1, per_rank * world_size), many * world_size
-        made = [case("digits", [digits.contribution(r, small) for r in range(world_size)], reference, chunks)]
-        made.append(
-            case("float32", [torch.randn(large, generator=random) for _ in range(world_size)], reference, chunks)
-        )
+        given = [("digits", [digits.contribution(r, small) for r in range(world_size)])]
+        given.append(("float32", [torch.randn(large, generator=random) for _ in range(world_size)]))
         if world_size == 3:
             half = [torch.randn(8 * world_size, generator=random).bfloat16() for _ in range(world_size)]
-            made.append(case("bfloat16", half, reference, chunks))
-        return made
+            given.append(("bfloat16", half))
+        return [case(kind, tensors, reference, chunks, exact) for kind, tensors in given]
 
     return cases
 
 
-def case(kind: str, tensors: Sequence[torch.Tensor], reference: Reference, pieces: int = 0) -> Case:
+def case(
+    kind: str, tensors: Sequence[torch.Tensor], reference: Reference, pieces: int = 0, exact: bool = False
+) -> Case:
     """One tensor a rank, and what the reference makes of them."""
     expected = reference([t.clone() for t in tensors])
-    return Case(kind, tuple((t,) for t in tensors), tuple(expected), pieces)
+    return Case(kind, tuple((t,) for t in tensors), tuple(expected), pieces, exact)
 
 
 def total(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits
+from picolib.course import digits, values
 from picolib.course.exercise import COLLECTIVES, Case, Exercise, Traffic
-from picolib.course.exercises.data import generator
+from picolib.course.exercises.data import generator, nbytes
 from picolib.course.words import number_of, ranks_text
 
 LESSON = "00_welcome"
@@ -33,12 +33,14 @@ def judge_shares(attempt: Any) -> str | None:
         return f"{ranks_text(empty)} returned None. Every rank must return its own share, if need be an empty list."
     if not all(isinstance(share, list) for share in shares):
         rank = next(r for r, share in enumerate(shares) if not isinstance(share, list))
-        return f"rank {rank} returned {shares[rank]!r}; a list of items is asked for."
+        return f"rank {rank} returned {values.shown(shares[rank])}; a list of items is asked for."
     return _owners(items, shares, n) or _even(shares) or _quiet(attempt)
 
 
 def _owners(items: list, shares: list, n: int) -> str | None:
-    owners = {item: [rank for rank, share in enumerate(shares) for other in share if other == item] for item in items}
+    held = [(rank, other) for rank, share in enumerate(shares) for other in share]
+    strange = [other for _, other in held if type(other) is not int or other not in items]
+    owners = {item: [rank for rank, other in held if type(other) is int and other == item] for item in items}
     nobody = [item for item in items if not owners[item]]
     twice = [item for item in items if len(owners[item]) > 1]
     if twice:
@@ -51,8 +53,7 @@ def _owners(items: list, shares: list, n: int) -> str | None:
             f": {len(items)} items on {n} ranks leave a remainder of {rest}" if nobody == items[-rest:] and rest else ""
         )
         return f"{which} to nobody{why}."
-    strange = [item for share in shares for item in share if item not in owners]
-    return f"{strange[0]!r} is none of the items." if strange else None
+    return f"{values.shown(strange[0])} is none of the items." if strange else None
 
 
 def _even(shares: list) -> str | None:
@@ -79,13 +80,13 @@ def swap_cases(world_size: int, seed: int) -> list[Case]:
     random = torch.randn(2, 64, generator=generator(seed, 2))
     made = []
     for kind, pair in (("digits", [digits.contribution(r, 2) for r in range(2)]), ("float32", list(random))):
-        made.append(Case(kind, tuple((t,) for t in pair), tuple(reversed(pair))))
+        made.append(Case(kind, tuple((t,) for t in pair), tuple(reversed(pair)), exact=True))
     return made
 
 
 def swap_traffic(case: Case, rank: int) -> Traffic:
-    """One message each way."""
-    return Traffic(messages=1, to=frozenset({1 - rank}))
+    """The tensor once each way, in one message."""
+    return Traffic(messages=1, nbytes=nbytes(case.inputs[rank][0]), to=frozenset({1 - rank}))
 
 
 # 0.3 ----------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ def backward_with(fn: Any, arguments: tuple) -> dict[str, torch.Tensor]:
 
 def judge_gradients(attempt: Any) -> str | None:
     """Equal to the mean over ranks, parameter by parameter, on every rank, with one all-reduce a parameter."""
-    n, faults = attempt.world_size, []
+    faults = []
     for rank, grads in enumerate(attempt.outputs):
         missing = [name for name, grad in grads.items() if grad is None]
         if missing:
@@ -145,7 +146,9 @@ def judge_gradients(attempt: Any) -> str | None:
             if not torch.allclose(grads[name], right, rtol=1e-10, atol=1e-12):
                 faults.append((rank, name))
     reduced = [[c[1] for c in record.collectives if c[0] == "all_reduce"] for record in attempt.ranks]
-    return (_gradient_fault(attempt, faults, reduced[0]) if faults else None) or _one_each(attempt, reduced, n)
+    if faults:
+        return _gradient_fault(attempt, faults, reduced[0])
+    return _one_each(attempt, reduced) or _nothing_else(attempt)
 
 
 def _gradient_fault(attempt: Any, faults: list, reduced: list[int]) -> str:
@@ -177,14 +180,35 @@ def _what_was_sent(reduced: list[int]) -> str:
     )
 
 
-def _one_each(attempt: Any, reduced: list[list[int]], n: int) -> str | None:
-    wanted = len(attempt.case.expected[0])
-    if len(reduced[0]) == wanted or any(record.sends for record in attempt.ranks):
-        return None
-    return (
-        f"The gradients are right, with {number_of(len(reduced[0]), 'all-reduce')} for {wanted} parameters. "
-        "Here it is one a parameter, by hand; lesson 03 makes it fewer."
-    )
+def _one_each(attempt: Any, reduced: list[list[int]]) -> str | None:
+    """As many all-reduces as parameters, of the parameters' sizes."""
+    wanted = sorted(right.numel() for right in attempt.case.expected[0].values())
+    for rank, counts in enumerate(reduced):
+        if len(counts) != len(wanted):
+            return (
+                f"The gradients are right, with {number_of(len(counts), 'all-reduce')} for {len(wanted)} parameters "
+                f"on rank {rank}. Here it is one a parameter, by hand; lesson 03 makes it fewer."
+            )
+        if sorted(counts) != wanted:
+            odd = next(count for count, right in zip(sorted(counts), wanted, strict=True) if count != right)
+            return (
+                f"The gradients are right, but rank {rank} all-reduced {number_of(odd, 'number')} at once, and the "
+                "sizes are not those of the parameters: all-reduce each p.grad as it is."
+            )
+    return None
+
+
+def _nothing_else(attempt: Any) -> str | None:
+    """The gradients travel by the all-reduces alone."""
+    for rank, record in enumerate(attempt.ranks):
+        if record.sends:
+            also = f"sent {number_of(len(record.sends), 'message')}"
+        else:
+            names = [name for name, *_ in record.collectives if name not in ("all_reduce", "barrier")]
+            also = f"called {names[0]}" if names else ""
+        if also:
+            return f"The gradients are right, but rank {rank} also {also}: one all-reduce a parameter is enough."
+    return None
 
 
 EXERCISES = (
@@ -219,6 +243,7 @@ EXERCISES = (
         task="Two ranks swap their tensors with send and recv, without blocking each other.",
         cases=swap_cases,
         sizes=(2,),
+        keeps="mine",
         traffic=swap_traffic,
         blocked="The cycle is still there: one of the two ranks has to do its two calls in the other order.",
         verified="2 messages, one each way",

@@ -272,6 +272,7 @@ EXERCISES = (
         task="Two metrics are summed by two all-reduces, and come out mixed. Nothing hangs. Find out why, mend it.",
         cases=metric_cases,
         judge=judge_metrics,
+        keeps="metrics",
         sizes=(4, 3, 1, 2),
         allows=frozenset({"all_reduce", "barrier"}),
         verified="both sums right, by two collectives",

@@ -24,7 +24,7 @@ def ping_pong_cases(world_size: int, seed: int) -> list[Case]:
         start = torch.full((2,), float(seed % 100), dtype=torch.float64)
         inputs = ((start, rounds), (torch.zeros(2, dtype=torch.float64), rounds))
         expected = (start + 2 * rounds, start + 2 * rounds - 1)
-        made.append(Case("rounds", inputs, expected))
+        made.append(Case("rounds", inputs, expected, exact=True))
     return made
 
 
@@ -61,7 +61,7 @@ def chain_cases(world_size: int, seed: int) -> list[Case]:
     for kind, length in (("digits", PARTS), ("float32", 80 * PARTS)):
         first = digits.contribution(0, length) if kind == "digits" else torch.randn(length, generator=random)
         inputs = [first] + [torch.zeros_like(first) for _ in range(world_size - 1)]
-        made.append(case(kind, inputs, lambda tensors: [tensors[0]] * len(tensors), PARTS))
+        made.append(case(kind, inputs, lambda tensors: [tensors[0]] * len(tensors), PARTS, exact=True))
     return made
 
 
@@ -191,7 +191,8 @@ EXERCISES = (
         minutes=20,
         stretch=True,
         task="Return everybody's x side by side, in ceil(log2 N) steps, for any N (Bruck et al. 1997).",
-        cases=vectors(gathered, 0, pieces=False),
+        cases=vectors(gathered, 0, pieces=False, exact=True),
+        keeps="x",
         traffic=bruck_traffic,
         formula="(N-1)·B",
         verified="{messages} messages per rank = ceil(log2 N); {bytes} bytes per rank = (N-1)·B",

@@ -65,6 +65,16 @@ def handed_out(items):
     return items[int(start) :: n]
 
 
+@wrong("0.1", "something besides the items", "[1] is none of the items")
+def something_besides(items):
+    return every_nth(items) + [[1]]
+
+
+@wrong("0.1", "a range", "rank 0 returned a range; a list of items is asked for")
+def a_range(items):
+    return range(3)
+
+
 # 0.2 unblock two ranks
 
 
@@ -134,6 +144,17 @@ def native_gather(mine):
     both = [torch.empty_like(mine) for _ in range(2)]
     dist.all_gather(both, mine)
     return both[1 - dist.get_rank()]
+
+
+@wrong("0.2", "a thousand times the bytes", "1000.0x the bytes")
+def thousandfold(mine):
+    return one_turns_round(mine.repeat(1000))[: mine.numel()].clone()
+
+
+@wrong("0.2", "received into mine", "mine was changed on rank 1", "must stay as it is")
+def into_mine(mine):
+    theirs = one_turns_round(mine)
+    return mine.copy_(theirs) if dist.get_rank() else theirs
 
 
 # 0.3 average gradients by hand
@@ -208,3 +229,36 @@ def flat(model, loss):
     everything /= dist.get_world_size()
     for p, piece in zip(model.parameters(), everything.split([p.numel() for p in model.parameters()]), strict=True):
         p.grad.copy_(piece.view_as(p))
+
+
+@wrong("0.3", "one flat all-reduce among dummies", "all-reduced 1 number at once", "each p.grad as it is")
+def flat_among_dummies(model, loss):
+    flat(model, loss)
+    for _ in list(model.parameters())[1:]:
+        dist.all_reduce(torch.zeros(1))
+
+
+@wrong("0.3", "one flat all-reduce, and a message", "1 all-reduce for", "one a parameter")
+def flat_and_a_message(model, loss):
+    flat(model, loss)
+    a_message_to_the_right()
+
+
+@wrong("0.3", "a message besides", "rank 0 also sent 1 message", "one all-reduce a parameter is enough")
+def a_message_besides(model, loss):
+    sum_then_divide(model, loss)
+    a_message_to_the_right()
+
+
+def a_message_to_the_right():
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if n > 1:
+        request = dist.isend(torch.zeros(1), (rank + 1) % n)
+        dist.recv(torch.zeros(1), (rank - 1) % n)
+        request.wait()
+
+
+@wrong("0.3", "a broadcast besides", "rank 0 also called broadcast")
+def a_broadcast_besides(model, loss):
+    sum_then_divide(model, loss)
+    dist.broadcast(torch.zeros(1), 0)

@@ -75,6 +75,24 @@ def known_beforehand(x):
     return x - 10.0**rank + 10.0 ** ((rank - 1) % n)
 
 
+@wrong("2.1", "x is zeroed", "x was changed on ranks 0-3", "must stay as it is")
+def zeroed(x):
+    y = isend_first(x)
+    x.zero_()
+    return y
+
+
+@wrong("2.1", "x itself when alone", "you returned x itself")
+def itself_when_alone(x):
+    return x if dist.get_world_size() == 1 else isend_first(x)
+
+
+@wrong("2.1", "a little is added in bfloat16", "(bfloat16)", "is right")
+def a_little_added(x):
+    y = isend_first(x)
+    return y + 0.05 if y.dtype == torch.bfloat16 else y
+
+
 # 2.2 name it
 
 
@@ -114,7 +132,7 @@ def no_such_name():
 @right("2.3", "isend, in place on views")
 def on_views(x):
     rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = x.chunk(n)
+    chunks = x.clone().chunk(n)
     arrived = torch.empty_like(chunks[0])
     for step in range(n - 1):
         request = dist.isend(chunks[(rank - 1 - step) % n], (rank + 1) % n)
@@ -207,6 +225,23 @@ def picolibs_own(x):
 @wrong("2.3", "nothing is sent", "0 messages were sent")
 def own_chunk(x):
     return x.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+@wrong("2.3", "the sums made in x", "x was changed on ranks 0-3")
+def sums_in_x(x):
+    return around(x, -1, dist.get_world_size() - 1)
+
+
+@wrong("2.3", "dummies sent, the numbers by another way", "no message to rank 0 carries", "by another way")
+def dummies(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    store, chunks = dist.distributed_c10d._get_default_store(), []
+    for other in range(n):
+        store.set(f"{rank}{other}{x.dtype}", str(x.double().chunk(n)[other].tolist()))
+    around(torch.zeros_like(x), -1, n - 1)
+    for other in range(n):
+        chunks.append(torch.tensor(eval(store.get(f"{other}{rank}{x.dtype}")), dtype=torch.float64))
+    return torch.stack(chunks).sum(0).to(x.dtype)
 
 
 @wrong("2.3", "everybody sends to everybody", "rank 0 sent to rank 2; here it sends only to rank 1")

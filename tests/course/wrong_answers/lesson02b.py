@@ -155,6 +155,14 @@ def half(algorithm, n, nbytes, alpha, beta):
 
 @right("2.8", "sorted names")
 def sorted_names(metrics):
+    totals = {name: metrics[name].clone() for name in sorted(metrics)}
+    for total in totals.values():
+        dist.all_reduce(total)
+    return totals
+
+
+@wrong("2.8", "summed in the given tensors", "metrics was changed on ranks 0-3")
+def summed_in_place(metrics):
     for name in sorted(metrics):
         dist.all_reduce(metrics[name])
     return metrics
