@@ -120,14 +120,38 @@ def _plain(value: Any, buffers: list[Any]) -> Any:
         buffers.append(value)
         return {"bytes": len(buffers) - 1}
     if isinstance(value, torch.Tensor):
-        buffers.append(tensor_bytes(value))
+        buffers.append(_plain_bytes(value))
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), len(buffers) - 1]}
-    if isinstance(value, numpy.generic):
-        return value.item()
-    if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+    if isinstance(value, numpy.generic) and isinstance(value.item(), (bool, int, float, str, bytes)):
+        return _plain(value.item(), buffers)
+    if isinstance(value, numpy.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
         buffers.append(numpy.ascontiguousarray(value).reshape(-1).view("uint8"))
         return {"array": [value.dtype.str, list(value.shape), len(buffers) - 1]}
     raise TypeError(f"a {type(value).__name__} cannot be returned here; return numbers, strings, lists or tensors")
+
+
+def _plain_bytes(tensor: Any) -> Any:
+    reason = _why_not_plain(tensor)
+    if reason:
+        raise TypeError(f"{reason} cannot be returned here; a dense tensor with values of its own is asked for")
+    try:
+        return tensor_bytes(tensor)
+    except Exception as error:  # a subclass, or a kind of tensor that only some operations know
+        what = f"a {type(tensor).__name__} ({tensor.dtype}, {tensor.layout})"
+        raise TypeError(f"{what} cannot be returned here; return a plain dense tensor: {error}") from None
+
+
+def _why_not_plain(tensor: Any) -> str:
+    """What is odd about a tensor, as the start of a sentence; empty when it is dense, with values."""
+    import torch
+
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a {'sparse' if 'sparse' in str(tensor.layout) else str(tensor.layout)} tensor"
+    if tensor.is_meta:
+        return "a meta tensor (it has a shape but no values)"
+    return "a quantized tensor" if tensor.is_quantized else ""
 
 
 def _restored(tree: Any, buffers: list[memoryview]) -> Any:

@@ -6,11 +6,13 @@ import functools
 import os
 import time
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
 
 import picolib
+from picolib.launch import wire
 
 FACTOR = 3
 
@@ -162,6 +164,33 @@ def test_plain_results_hold_tensors_and_numbers_and_refuse_the_rest_by_name():
     assert back["a"] == (1, 2.5, "x") and back[3][:3] == [None, True, b"bytes"] and torch.equal(back[3][3], value[3][3])
     with pytest.raises(picolib.RankError, match="a set cannot be returned here"):
         picolib.run(lambda: {1}, 1, results="plain")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: torch.eye(2).to_sparse(), "a sparse tensor cannot be returned here; a dense tensor with values"),
+        (lambda: [torch.eye(2).to_sparse_csr()], "a sparse tensor cannot be returned here"),
+        (lambda: torch.empty(2, device="meta"), "a meta tensor (it has a shape but no values) cannot be returned"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]), "a nested tensor cannot be returned"),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "a quantized tensor cannot be"),
+        (lambda: torch.nn.UninitializedParameter(), "a UninitializedParameter (torch.float32, torch.strided) cannot"),
+        (lambda: numpy.complex64(1), "a complex64 cannot be returned here"),
+        (lambda: numpy.zeros(1, [("a", "i4")]), "a ndarray cannot be returned here"),
+    ],
+)
+def test_plain_results_name_the_kind_of_tensor_that_they_refuse(make, words):
+    with pytest.raises(TypeError) as error:
+        wire.encode_plain(make())
+    assert words in str(error.value)
+
+
+def test_a_plain_result_that_is_refused_names_its_rank():
+    def work():
+        return torch.eye(2).to_sparse() if dist.get_rank() == 1 else torch.eye(2)
+
+    with pytest.raises(picolib.RankError, match="rank 1 failed with TypeError: a sparse tensor cannot be returned"):
+        picolib.run(work, 2, results="plain")
 
 
 @pytest.mark.parametrize(
