@@ -54,10 +54,12 @@ class Notebook:
         self.entries: list[list] = []
         self.ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.next_id = 0
+        self.handles: list[Any] = []  # gloo drops a message whose handle is dropped: so a send nobody waits for is told
 
     def clear(self) -> list[list]:
         """Everything noted so far; the next call starts anew."""
         entries, self.entries = self.entries, []
+        self.handles.clear()
         return entries
 
     def message(self, kind: str, tensor: torch.Tensor, peer: int, work: Any) -> None:
@@ -69,6 +71,7 @@ class Notebook:
         self.entries.append([kind, peer, nbytes, self.next_id, contents, owner()])
         if work is not None:
             self.ids[work] = self.next_id
+            self.handles.append(work)
         self.next_id += 1
 
     def waited(self, work: Any) -> None:
