@@ -62,7 +62,8 @@ class Step:
             self._wait_aside([handle for handle in self.handles if handle.work is not None])
 
     def _wait_aside(self, handles: list[Handle]) -> None:
-        self._helper = threading.Thread(target=lambda: [handle.wait_unseen() for handle in handles], daemon=True)
+        wait = lambda: [handle.wait_unseen() for handle in handles]
+        self._helper = threading.Thread(target=wait, name="picolib-wait", daemon=True)
         self._helper.start()
 
 
