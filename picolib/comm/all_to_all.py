@@ -40,10 +40,10 @@ def direct(link: Link, outgoing: list[torch.Tensor], incoming: list[torch.Tensor
     1 step, (n-1)/n·S bytes sent. Blocks may have any sizes.
     """
     others = [(link.rank + k) % link.size for k in range(1, link.size)]
-    receives = [link.recv(incoming[r], r, chunk=r, step=0) for r in reversed(others)]
     sends = [link.send(outgoing[r], r, chunk=r, step=0) for r in others]
+    receives = [link.recv(incoming[r], r, chunk=r, step=0) for r in reversed(others)]
     incoming[link.rank].copy_(outgoing[link.rank])  # while the others are on their way
-    yield receives + sends
+    yield sends + receives
 
 
 def pairwise(link: Link, outgoing: list[torch.Tensor], incoming: list[torch.Tensor]) -> Steps:

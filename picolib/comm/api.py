@@ -261,7 +261,8 @@ def all_to_all_single(
         call.complain(f"algorithm {algorithm!r} needs equal parts: use 'direct' or 'pairwise' with split sizes")
     if call.choose(algorithm, input.device, nbytes(input), fixed=None if even else "direct") == "native":
         return dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
-    outgoing, incoming = call.reads(input).split(sending), call.writes(output).split(receiving)
+    outgoing = torch.split_with_sizes(call.reads(input), sending)
+    incoming = torch.split_with_sizes(call.writes(output), receiving)
     return exchange(call, outgoing, incoming, async_op, [input], even)
 
 

@@ -98,7 +98,7 @@ _CHOICES: dict[str, Callable[[int, int], str]] = {
     "broadcast": lambda nbytes, size: "naive" if nbytes <= 256 * KB else "binomial",
     "all_gather": lambda nbytes, size: "naive" if nbytes <= (256 * KB if size == 2 else MB) else "direct",
     "reduce_scatter": lambda nbytes, size: "naive" if nbytes <= MB else "direct",
-    "all_to_all": lambda nbytes, size: "naive" if nbytes <= 64 * KB and size > 2 else "direct",
+    "all_to_all": lambda nbytes, size: "naive" if nbytes <= 64 * KB and size > 4 else "direct",
     "reduce": lambda nbytes, size: "binomial",
     "gather": lambda nbytes, size: "flat",
     "scatter": lambda nbytes, size: "flat",

@@ -41,8 +41,8 @@ class Step:
     def has_arrived(self) -> bool:
         """Whether `wait()` would return at once, as far as can be seen.
 
-        Receives show it. Of a send, gloo does not tell. But peers start to receive before they send, so once we have
-        heard from one, our message to it goes its way by itself. For sends to others a helper thread waits,
+        Receives show it. Of a send, gloo does not tell. But a peer starts all messages of a step together, so once we
+        have heard from it, our message to it goes its way by itself. For sends to others a helper thread waits,
         inside the backend, without holding Python's lock.
         """
         receives = [handle for handle in self.handles if handle.receives]
