@@ -62,7 +62,7 @@ def measure(names: list[str], sizes: list[int], rounds: int, every: bool) -> lis
         algorithms = comm.algorithms(name) if every else ["auto", "native"]
         for nbytes in sizes:
             if every and nbytes > 1 << 20:
-                algorithms = [a for a in algorithms if a not in ("naive", "tree")]
+                algorithms = [a for a in algorithms if a != "naive"]
             fewer = rounds if nbytes <= 1 << 20 else max(3, rounds // 2)
             seconds = medians(alternate(ways(name, nbytes, algorithms), fewer))
             cells.append({"name": name, "ranks": dist.get_world_size(), "nbytes": nbytes, "seconds": seconds})

@@ -19,7 +19,7 @@ from picolib.comm.p2p import Link
 
 # Rings and trees work on pieces of the vector: while one piece is being combined, others are on the wire.
 SEGMENT_BYTES = 4 << 20
-TREE_SEGMENT_BYTES = 512 << 10
+TREE_SEGMENT_BYTES = 1 << 20
 SEGMENTS_IN_FLIGHT = 4
 
 

@@ -94,7 +94,7 @@ def choose(name: str, nbytes: int, size: int) -> str:
 
 _CHOICES: dict[str, Callable[[int, int], str]] = {
     # A tree moves as many bytes as a ring, all ranks together, in the fewest messages of all.
-    "all_reduce": lambda nbytes, size: "tree",
+    "all_reduce": lambda nbytes, size: "one_shot" if size == 2 and nbytes <= MB else "tree",
     "broadcast": lambda nbytes, size: "naive" if nbytes <= 256 * KB else "binomial",
     "all_gather": lambda nbytes, size: "naive" if nbytes <= (256 * KB if size == 2 else MB) else "direct",
     "reduce_scatter": lambda nbytes, size: "naive" if nbytes <= MB else "direct",
