@@ -47,8 +47,8 @@ def one_shot(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
     """
     inbox = list(vector.new_empty(link.size, vector.numel()))
     others = [(link.rank + k) % link.size for k in range(1, link.size)]
-    receives = [link.recv(inbox[r], r, step=0) for r in reversed(others)]
-    yield receives + [link.send(vector, r, step=0) for r in others]
+    sends = [link.send(vector, r, step=0) for r in others]
+    yield [link.recv(inbox[r], r, step=0) for r in reversed(others)] + sends
     contributions = [*inbox[: link.rank], vector, *inbox[link.rank + 1 :]]
     op.combine_all(contributions, out=vector, scratch=inbox[link.rank])
     op.finish(vector, link.size)

@@ -43,7 +43,7 @@ def direct(link: Link, outgoing: list[torch.Tensor], incoming: list[torch.Tensor
     sends = [link.send(outgoing[r], r, chunk=r, step=0) for r in others]
     receives = [link.recv(incoming[r], r, chunk=r, step=0) for r in reversed(others)]
     incoming[link.rank].copy_(outgoing[link.rank])  # while the others are on their way
-    yield sends + receives
+    yield receives + sends
 
 
 def pairwise(link: Link, outgoing: list[torch.Tensor], incoming: list[torch.Tensor]) -> Steps:

@@ -96,7 +96,7 @@ _CHOICES: dict[str, Callable[[int, int], str]] = {
     # A tree moves as many bytes as a ring, all ranks together, in the fewest messages of all.
     "all_reduce": lambda nbytes, size: "one_shot" if size == 2 and nbytes <= MB else "tree",
     "broadcast": lambda nbytes, size: "naive" if nbytes <= 256 * KB else "binomial",
-    "all_gather": lambda nbytes, size: "naive" if nbytes <= (256 * KB if size == 2 else MB) else "direct",
+    "all_gather": lambda nbytes, size: "naive" if nbytes <= MB and size > 2 else "direct",
     "reduce_scatter": lambda nbytes, size: "naive" if nbytes <= MB else "direct",
     "all_to_all": lambda nbytes, size: "naive" if nbytes <= 64 * KB and size > 4 else "direct",
     "reduce": lambda nbytes, size: "binomial",

@@ -68,13 +68,15 @@ class Call:
 
     def reads(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor as a contiguous vector that the backend can send; a copy only where it must be."""
-        flat = tensor.detach().contiguous().view(-1)
+        flat = tensor if is_plain_vector(tensor) else tensor.detach().contiguous().view(-1)
         return flat if self.members.carries(self.process_group, flat.device) else flat.cpu()
 
     def writes(self, tensor: torch.Tensor, and_reads: bool = False) -> torch.Tensor:
         """A contiguous vector that stands for a tensor: its own memory, else a buffer that is copied back."""
+        carried = self.members.carries(self.process_group, tensor.device)
+        if carried and is_plain_vector(tensor):
+            return tensor
         target = tensor.detach()
-        carried = self.members.carries(self.process_group, target.device)
         if carried and target.is_contiguous():
             return target.view(-1)
         buffer = torch.empty(target.shape, dtype=target.dtype, device=target.device if carried else "cpu")
@@ -127,3 +129,8 @@ class Call:
         yield from steps
         for target, buffer in self.moves_back:
             target.copy_(buffer)
+
+
+def is_plain_vector(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is already what algorithms work on: every operation saved counts for short messages."""
+    return tensor.dim() == 1 and not tensor.requires_grad and tensor.is_contiguous()

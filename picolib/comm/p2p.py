@@ -116,19 +116,17 @@ class Link:
         """
         if not tensor.numel():
             return NOTHING_TO_WAIT_FOR
-        if self._observed:
+        if self._observed or self._polled:
             return self.post_send(tensor, to, {"chunk": chunk, "step": step})
-        to = self._members[to]
-        return Handle(self._backend.send([tensor], to, self._tag), None, False, to)
+        return self._backend.send([tensor], self._members[to], self._tag)  # the backend's own handle has wait() too
 
     def recv(self, tensor: torch.Tensor, source: int, chunk: int | None = None, step: int | None = None) -> Handle:
         """Start to receive into a contiguous tensor; its contents are undefined until the handle was waited for."""
         if not tensor.numel():
             return NOTHING_TO_WAIT_FOR
         if self._observed or self._polled:
-            return self.post_recv(tensor, source, {"chunk": chunk, "step": step} if self._observed else None)
-        source = self._members[source]
-        return Handle(self._backend.recv([tensor], source, self._tag), None, True, source)
+            return self.post_recv(tensor, source, {"chunk": chunk, "step": step})
+        return self._backend.recv([tensor], self._members[source], self._tag)
 
     def post_send(self, tensor: torch.Tensor, to: int, note: dict | None = None) -> Handle:
         """Like `send`, for empty tensors too."""
