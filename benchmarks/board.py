@@ -74,7 +74,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--kinds", nargs="+", default=["by hand", "picolib", "torch DDP"])
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps")
     arguments = parser.parse_args()
+    arguments.steps = max(10, arguments.steps // 10) if arguments.quick else arguments.steps
     for kind in arguments.kinds:
         run = picolib.run(train, arguments.ranks, kind, arguments.steps, timeout=600)
         (plain, plain_cpu), (checked, checked_cpu) = (
