@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-
-import pytest
+import subprocess
+import sys
 
 from picolib.__main__ import main
 from picolib.course import doctor
@@ -23,7 +23,7 @@ def test_a_mistake_is_one_sentence_and_no_traceback(capsys, tmp_path):
     assert error.startswith("picolib: ") and "nowhere" in error and len(error.splitlines()) == 1
 
 
-def test_the_doctor_names_versions_cores_and_every_lesson(capsys):
+def test_the_doctor_names_versions_cores_and_every_lesson():
     report = str(doctor.examine())
     assert f"torch                  {importlib.metadata.version('torch')}" in report
     for word in ("Python", "cores", "memory", "ranks", "gloo", "GPUs", "NCCL", *doctor.LESSONS):
@@ -38,12 +38,11 @@ def test_the_doctor_says_what_to_do_about_a_missing_package(monkeypatch):
 
 
 def test_the_doctor_names_a_lesson_that_does_not_fit_into_memory(monkeypatch):
-    monkeypatch.setattr(doctor, "usable_memory", lambda: 0.5)
+    monkeypatch.setattr(doctor.threads, "usable_memory", lambda: 500_000_000)
     assert "00_welcome wants 2 GB of free memory; 0.5 GB are free." in str(doctor.examine())
 
 
-@pytest.mark.parametrize("quota, cores", [("150000 100000", 1.5), ("max 100000", 8)])
-def test_cores_are_cut_by_a_containers_quota(monkeypatch, quota, cores):
-    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda _: range(8), raising=False)
-    monkeypatch.setattr(doctor.Path, "read_text", lambda _self: quota)
-    assert doctor.usable_cores() == cores
+def test_the_doctor_works_where_torch_is_missing():
+    code = "import sys; sys.modules['torch'] = None; from picolib.course import doctor; print(doctor.examine())"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and "cores" in result.stdout, result.stderr

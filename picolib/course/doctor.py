@@ -12,6 +12,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from picolib.launch import threads  # needs no torch: the doctor also looks where torch is missing
+
 TESTED_PYTHON = ((3, 10), (3, 13))
 PACKAGES = ("torch", "numpy", "cloudpickle", "ipywidgets", "matplotlib", "jupyterlab", "nbval")
 
@@ -46,31 +48,10 @@ class Report:
         return "\n".join([*self.lines, "", verdict, *(f"- {problem}" for problem in self.problems)])
 
 
-def usable_cores() -> float:
-    """Cores this process may use: the affinity mask, cut by a container's CPU quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return min(cores, float(quota) / float(period))
-    except (OSError, ValueError):  # not Linux, cgroup v1, or "max": no quota
-        return cores
-
-
-def usable_memory() -> float | None:
-    """Memory this process may still use, in GB (10^9 bytes); None where the system does not tell."""
-    found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        found.append(int(limit) - used)
-    except (OSError, ValueError):
-        pass
-    if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found) / 1e9 if found else None
+def free_gigabytes() -> float | None:
+    """Memory that can still be allocated here, in GB (10^9 bytes); None where the system does not tell."""
+    memory = threads.usable_memory()
+    return None if memory is None else memory / 1e9
 
 
 def _python(report: Report) -> None:
@@ -113,9 +94,9 @@ def _widgets(report: Report) -> None:
 
 
 def _machine(report: Report) -> None:
-    cores, memory = usable_cores(), usable_memory()
+    memory = free_gigabytes()
     report.say("system", f"{platform.system()} {platform.machine()}")
-    report.say("cores", f"{cores:g}")
+    report.say("cores", str(threads.usable_cores()))
     report.say("memory", "unknown" if memory is None else f"{memory:.1f} GB free")
     fork = hasattr(os, "fork")
     report.say("ranks", "forked from a warm server" if fork else "spawned (no fork here): starting them takes seconds")
@@ -139,7 +120,7 @@ def _backends(report: Report) -> None:
 
 
 def _lessons(report: Report) -> None:
-    memory = usable_memory()
+    memory = free_gigabytes()
     for lesson, (ranks, wanted, other) in LESSONS.items():
         short = memory is not None and memory < wanted
         problem = f"{lesson} wants {wanted:g} GB of free memory; {memory:.1f} GB are free." if short else ""
