@@ -45,10 +45,12 @@ def all_reduce(
     *,
     algorithm: str = "auto",
     ranks_per_node: int | None = None,
+    label: str | None = None,
 ) -> Any:
     """Combine `tensor` over all ranks, in place: every rank ends with the same bits.
 
-    `ranks_per_node` is for algorithm="hierarchical" and says where the fast links are.
+    `ranks_per_node` is for algorithm="hierarchical" and says where the fast links are. `label` says what is reduced
+    ("bucket 2"): it stands in the trace, and ranks whose labels differ are told so before their data are mixed.
     """
     if not is_member(group):
         return warn_not_member("all_reduce")
@@ -66,7 +68,7 @@ def all_reduce(
                 f"({call.members.size}), got {ranks_per_node} with {chosen!r}"
             )
         extra = (ranks_per_node,)
-    return call.start([tensor], async_op, call.writes(tensor, and_reads=True), combine, *extra, op=op)
+    return call.start([tensor], async_op, call.writes(tensor, and_reads=True), combine, *extra, op=op, label=label)
 
 
 def broadcast(

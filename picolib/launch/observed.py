@@ -170,7 +170,7 @@ class Observer:
         """The group's next collective (see `monitor.collective`). `extra` is one more field of the signature."""
         self.recorder.calls[name] += 1
         tallied = algorithm is not None and algorithm != "native"
-        full_name = f"{name}[{algorithm}]" if algorithm else name
+        full_name = (f"{name}[{algorithm}]" if algorithm else name) + (f" {label}" if label else "")
         if self.announcer is None:
             return Call(self, full_name, None, NO_PLACE, tallied, async_op)
         known = group if isinstance(group, Group) else self.announcer.group(group)
