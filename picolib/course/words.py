@@ -1,18 +1,12 @@
-"""How numbers and lists of ranks read in the texts of the course."""
+"""How numbers, sizes and lists of ranks read in the texts of the course."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from picolib.launch.wording import ranks as ranks_text  # lists of ranks read alike in every text of picolib
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """ "rank 2", "ranks 0 and 2", "ranks 1-3"."""
-    found = sorted(ranks)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if len(found) > 2 and found == list(range(found[0], found[-1] + 1)):
-        return f"ranks {found[0]}-{found[-1]}"
-    return "ranks " + ", ".join(map(str, found[:-1])) + f" and {found[-1]}"
+__all__ = ["number_of", "ranks_text", "sizes_text", "times"]
 
 
 def number_of(count: int, noun: str) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from picolib.launch import frames
+from picolib.launch import frames, wording
 from picolib.launch.chatter import Filter
 from picolib.launch.errors import MismatchError, RankError, RunError
 
@@ -93,9 +93,7 @@ class Failures:
             return RankError(text + rest, rank, "\n".join(crash(rank).crash))
         told = self.errors[rank]
         if "MismatchError" in told["kinds"]:
-            from picolib.launch.wording import relabel
-
-            return MismatchError(relabel(told["text"]), rank, frames.full(told))
+            return MismatchError(wording.relabel(told["text"]), rank, frames.full(told))
         where = frames.explain(told)
         text = f"rank {rank} {_headline(told)}" + (f"\n{where}" if where else "")
         return RankError(text + rest, rank, frames.full(told))
@@ -103,14 +101,14 @@ class Failures:
     def _others(self, alike: list[int]) -> Iterable[str]:
         same = alike[1:]
         if same:
-            yield f"{name(same)} failed in the same {'line' if alike[0] in self.errors else 'way'}."
+            yield f"{wording.ranks(same)} failed in the same {'line' if alike[0] in self.errors else 'way'}."
         different = [rank for rank in sorted(self.order) if rank not in alike and not self.is_victim(rank)]
         for rank in different[:3]:
             told = self.errors.get(rank)
             yield f"rank {rank} failed too" + (f": {told['type']}: {told['text']}" if told else ".")
         stopped = [rank for rank in range(self.world_size) if rank not in alike and rank not in different[:3]]
         if stopped:
-            yield f"{name(stopped)} stopped because rank {alike[0]} failed."
+            yield f"{wording.ranks(stopped)} stopped because rank {alike[0]} failed."
 
 
 def _headline(told: Mapping[str, Any]) -> str:
@@ -141,16 +139,3 @@ def _decode(code: int, crash: Filter, out_of_memory: bool) -> str:
             return "was killed by the system because memory ran out (SIGKILL)"
         return "was killed (SIGKILL), by hand or by the system for lack of memory"
     return f"{SIGNALS.get(signal_name, 'was ended by a signal')} ({signal_name}){where}"
-
-
-def name(ranks: Iterable[int]) -> str:
-    """ "rank 2", or "ranks 0-2, 4"."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    words = [str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans]
-    single = len(spans) == 1 and len(spans[0]) == 1
-    return ("rank " if single else "ranks ") + ", ".join(words)

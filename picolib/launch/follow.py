@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from picolib.launch import frames, pickling, processes, threads, wire
+from picolib.launch import frames, pickling, processes, threads, wire, wording
 from picolib.launch.errors import DeadlockError, MismatchError, RankError, RankTimeout, RunError, RunInterrupted
-from picolib.launch.failures import Failures, name
+from picolib.launch.failures import Failures
 from picolib.launch.output import Output
 from picolib.launch.results import Run
 from picolib.launch.trace import Trace
@@ -43,14 +43,14 @@ class Following:
         try:
             outcome = self._outcome()
         except KeyboardInterrupt:
-            outcome = RunInterrupted(f"Interrupted: {name(range(self.world_size))} ended.")
+            outcome = RunInterrupted(f"Interrupted: {wording.ranks(range(self.world_size))} ended.")
         except Exception as error:  # such as a value that cannot be restored here
             outcome = error
         try:
             self._end(kill=not isinstance(outcome, Run))
         except KeyboardInterrupt:  # pressed twice
             self._end(kill=True)
-            outcome = RunInterrupted(f"Interrupted: {name(range(self.world_size))} ended.")
+            outcome = RunInterrupted(f"Interrupted: {wording.ranks(range(self.world_size))} ended.")
         if isinstance(outcome, Run):
             outcome.stdout = self.output.texts()
         return outcome

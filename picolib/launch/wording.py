@@ -16,13 +16,18 @@ _CELL_LINE = re.compile(r"(?P<file><ipython-input[^>\n]*>|[^\s\"']*ipykernel_[^\
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """ "rank 2", "ranks 0 and 2", "ranks 0, 1 and 2", "ranks 0-5"."""
-    found = sorted(numbers)
-    if len(found) == 1:
-        return f"rank {found[0]}"
-    if len(found) > 3 and found == list(range(found[0], found[-1] + 1)):
-        return f"ranks {found[0]}-{found[-1]}"
-    return "ranks " + ", ".join(map(str, found[:-1])) + f" and {found[-1]}"
+    """ "rank 2", "ranks 0 and 2", "ranks 0-2", "ranks 0, 1 and 3", "ranks 0-5 and 8": three in a row are a span.
+
+    The one way in which every text of picolib lists ranks.
+    """
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
+    return ("rank " if sum(map(len, runs)) == 1 else "ranks ") + listed(words)
 
 
 def listed(items: Sequence[str], last: str = "and") -> str:

@@ -52,7 +52,7 @@ def test_the_first_failing_rank_is_named_with_the_learners_line():
         "rank 2 failed with ValueError: bad luck",
         f"  tests/launch/test_faults.py, line {line}, in train",
         '      raise ValueError("bad luck")  # here',
-        "ranks 0-1, 3 stopped because rank 2 failed.",
+        "ranks 0, 1 and 3 stopped because rank 2 failed.",
     ]
     assert error.rank == 2 and error.traceback.endswith("ValueError: bad luck")
 
@@ -114,7 +114,7 @@ def test_an_end_without_a_result_is_decoded(action, words):
     start = time.monotonic()
     error = failure(on_rank_1(action))
     assert error.rank == 1 and words in str(error)
-    assert "ranks 0, 2 stopped because rank 1 failed." in str(error)
+    assert "ranks 0 and 2 stopped because rank 1 failed." in str(error)
     assert time.monotonic() - start < 5
 
 

@@ -112,7 +112,7 @@ def test_an_error_shows_the_explanation_alone_with_cell_and_line(kernel):
         "rank 1 failed with ZeroDivisionError: division by zero",
         f"  cell In[{number}], line 4, in train",
         "      1 / x",
-        "ranks 0, 2 stopped because rank 1 failed.",
+        "ranks 0 and 2 stopped because rank 1 failed.",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from picolib.course.figures.axes import Scale
 from picolib.course.figures.canvas import Figure
 from picolib.course.style import ACCENT, EMPTY, GOOD, INK, LARGE, MUTED, SMALL, rank_color
+from picolib.course.words import ranks_text
 
 
 def bytes_vs_formula(
@@ -21,7 +22,7 @@ def bytes_vs_formula(
     sent = list(trace.bytes_sent)
     wanted = _per_rank(expected, len(sent))
     wrong = [rank for rank, pair in enumerate(zip(sent, wanted, strict=True)) if pair[0] != pair[1]]
-    says = "equal on every rank" if not wrong else "different on rank " + ", ".join(map(str, wrong))
+    says = "equal on every rank" if not wrong else f"different on {ranks_text(wrong)}"
     alt = f"Bytes sent and formula {formula}".rstrip() + f": {says}. Sent: {', '.join(map(_exact, sent))}."
     figure = Figure(96 + 34 * len(sent) + 28, alt)
     figure.text(20, 28, title or "Bytes sent, and what the formula says", size=LARGE, bold=True)
