@@ -25,6 +25,8 @@ _HOME = {
         "RunInterrupted",
     )
 }
+_HOME["clip_grad_norm_"] = "picolib.parallel.clip"
+_HOME["DistributedDataParallel"] = "picolib.parallel.ddp"
 _PACKAGES = frozenset({"comm", "course", "launch", "model", "parallel", "plan", "serve", "train"})
 
 
