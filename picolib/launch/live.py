@@ -22,12 +22,12 @@ class LiveView:
         self._due = time.monotonic() + FIRST
         self._handle: Any = None
         self._last: list[str] = []
-        self._possible = os.environ.get("PICOLIB_LIVE", "1") != "0" and _in_kernel()
+        self.possible = os.environ.get("PICOLIB_LIVE", "1") != "0" and _in_kernel()
 
     def show(self, lines: Callable[[], list[str]]) -> None:
         """Show these lines when it is time to."""
         now = time.monotonic()
-        if not self._possible or now < self._due:
+        if not self.possible or now < self._due:
             return
         self._due = now + EVERY
         newest = lines()
@@ -45,7 +45,7 @@ class LiveView:
         if self._handle is not None:
             self._handle.update({}, raw=True)
             self._handle = None
-        self._possible = False
+        self.possible = False
 
 
 def _in_kernel() -> bool:
