@@ -1,0 +1,76 @@
+"""A bucket: gradients that travel in one all-reduce, and the flat buffer in which they live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from picolib import comm
+
+
+class Bucket:
+    """Some of the parameters (`positions` in the reducer's list), a buffer, and a view into it for each parameter.
+
+    With `as_view`, a parameter's `.grad` *is* its view once the gradient has been put in: what the all-reduce leaves in
+    the buffer is the gradient, without a copy back. A `dtype` other than the parameters' sums in that precision.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        positions: Sequence[int],
+        parameters: Sequence[nn.Parameter],
+        dtype: torch.dtype | None,
+        as_view: bool,
+    ) -> None:
+        self.number, self.positions = number, list(positions)
+        self.parameters = [parameters[position] for position in positions]
+        first = self.parameters[0]
+        self.flat = torch.zeros(
+            sum(p.numel() for p in self.parameters), dtype=dtype or first.dtype, device=first.device
+        )
+        parts = self.flat.split([p.numel() for p in self.parameters])
+        self.views = [part.view_as(p) for part, p in zip(parts, self.parameters, strict=True)]
+        self.as_view = as_view and self.flat.dtype == first.dtype
+        self.work: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Before a backward pass: nothing is there yet."""
+        self.missing = len(self.positions)
+
+    def put_in(self, place: int) -> None:
+        """Parameter number `place` of the bucket has its gradient: it moves into its view, unless it lives there."""
+        parameter, view = self.parameters[place], self.views[place]
+        gradient = parameter.grad
+        if gradient is None:  # unused on this rank: it adds nothing to the sum
+            view.zero_()
+        elif gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+            if self.as_view:
+                parameter.grad = view
+        self.missing -= 1
+
+    def start(self, op: Any, group: Any, algorithm: str) -> None:
+        """Start the all-reduce."""
+        label = f"bucket {self.number}"
+        self.work = comm.all_reduce(self.flat, op, group, async_op=True, algorithm=algorithm, label=label)
+
+    def wait(self, divide_by: float) -> None:
+        """Run the all-reduce to its end; divide where the operation was a sum."""
+        self.work.wait()
+        self.work = None
+        if divide_by != 1:
+            self.flat.div_(divide_by)
+
+    def hand_out(self, used: Sequence[bool]) -> None:
+        """Every parameter gets the result as its gradient, but for one that no rank has used: it keeps what it has."""
+        for parameter, view, is_used in zip(self.parameters, self.views, used, strict=True):
+            if parameter.grad is None:
+                if is_used:
+                    parameter.grad = view if self.as_view else view.to(parameter.dtype, copy=True)
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                parameter.grad.copy_(view)

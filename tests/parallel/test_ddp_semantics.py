@@ -1,0 +1,378 @@
+"""What DistributedDataParallel owes its users besides the numbers: no_sync, unused parameters, buffers, errors."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import picolib
+from tests.parallel.zoo import Branches, Plain, WithRunningStatistics, build, data
+
+SMALL = 40 / (1 << 20)
+wrap = partial(picolib.DistributedDataParallel, bucket_cap_mb=SMALL)
+
+
+def my_data(n: int = 12, seed: int = 0):
+    return tuple(t.tensor_split(dist.get_world_size())[dist.get_rank()] for t in data(n, seed))
+
+
+def backward(model, x, y, **options) -> None:
+    ((model(x, **options) - y).square().sum() / 12).backward()
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    module = getattr(model, "module", model)
+    return {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
+
+
+def whole(kind, *calls, seed: int = 0) -> dict[str, torch.Tensor | None]:
+    """The gradient of one process after these calls, each (seed of the data, options of forward)."""
+    model = build(kind, seed)
+    for data_seed, options in calls:
+        backward(model, *data(12, data_seed), **options)
+    return gradients(model)
+
+
+def assert_close(found: dict, right: dict, tolerance: float = 1e-12) -> None:
+    for name, gradient in right.items():
+        assert (found[name] is None) == (gradient is None), name
+        assert gradient is None or torch.allclose(found[name], gradient, rtol=tolerance, atol=tolerance), name
+
+
+# no_sync and several passes
+
+
+def twice_without_zero_grad(factor):
+    model = wrap(build(Plain, dist.get_rank()), gradient_divide_factor=factor)
+    scale = factor or dist.get_world_size()
+    for seed in (0, 1):
+        x, y = my_data(seed=seed)
+        ((model(x) - y).square().sum() / 12 * (scale if factor != 1 else 1)).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("factor", [None, 1, 2.0])
+def test_a_second_backward_adds_to_the_settled_gradient_once(factor):
+    for found in picolib.run(twice_without_zero_grad, 3, factor):
+        assert_close(found, whole(Plain, (0, {}), (1, {})))
+
+
+def two_forwards_one_backward():
+    model = wrap(build(Plain, dist.get_rank()), gradient_divide_factor=1)
+    losses = [((model(x) - y).square().sum() / 12) for x, y in (my_data(seed=0), my_data(seed=1))]
+    sum(losses).backward()
+    return gradients(model)
+
+
+def two_forwards_two_backwards():
+    model = wrap(build(Plain, dist.get_rank()), gradient_divide_factor=1)
+    losses = [((model(x) - y).square().sum() / 12) for x, y in (my_data(seed=0), my_data(seed=1))]
+    for loss in losses:
+        loss.backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("fn", [two_forwards_one_backward, two_forwards_two_backwards])
+def test_several_forwards_before_backward(fn):
+    for found in picolib.run(fn, 3):
+        assert_close(found, whole(Plain, (0, {}), (1, {})))
+
+
+def local_then_synchronised(in_place_zero: bool):
+    model = wrap(build(Plain, dist.get_rank()), gradient_divide_factor=1)
+    backward(model, *my_data(seed=7))
+    model.zero_grad(set_to_none=not in_place_zero)
+    with model.no_sync():
+        backward(model, *my_data(seed=0))
+    local = gradients(model)
+    backward(model, *my_data(seed=1))
+    return local, gradients(model)
+
+
+@pytest.mark.parametrize("in_place_zero", [False, True])
+def test_no_sync_leaves_gradients_local_until_the_next_backward(in_place_zero):
+    for rank, (local, found) in enumerate(picolib.run(local_then_synchronised, 3, in_place_zero)):
+        x, y = (t.tensor_split(3)[rank] for t in data(12, 0))
+        alone = build(Plain, 0)
+        backward(alone, x, y)
+        assert_close(local, gradients(alone))
+        assert_close(found, whole(Plain, (0, {}), (1, {})))
+
+
+def finalized():
+    model = wrap(build(Plain, dist.get_rank()), gradient_divide_factor=1)
+    model.set_requires_gradient_sync(False)
+    for seed in (0, 1):
+        backward(model, *my_data(seed=seed))
+    calls = []
+    for _ in range(2):
+        model.finalize_grads()
+        calls.append(gradients(model))
+    return calls
+
+
+def test_finalize_grads_synchronises_what_no_sync_has_left_and_only_once():
+    run = picolib.run(finalized, 3, trace=True)
+    for calls in run:
+        for found in calls:
+            assert_close(found, whole(Plain, (0, {}), (1, {})))
+    buckets = {e.label for e in run.trace.events if e.kind == "collective" and "bucket" in e.label}
+    assert run.trace.calls[0]["all_reduce"] == len(buckets)
+
+
+# Unused parameters
+
+
+def unused_here_and_there(find_unused: bool):
+    model = wrap(build(Branches, dist.get_rank()), gradient_divide_factor=1, find_unused_parameters=find_unused)
+    for seed in (3, 4):  # a second round: nothing of the first one is left
+        model.zero_grad()
+        backward(model, *my_data(seed=seed), which="left" if dist.get_rank() == 0 else "right")
+    return gradients(model)
+
+
+def test_find_unused_parameters_sums_what_there_is_and_leaves_the_rest_alone():
+    right = build(Branches, 0)
+    for rank in range(3):
+        x, y = (t.tensor_split(3)[rank] for t in data(12, 4))
+        backward(right, x, y, which="left" if rank == 0 else "right")
+    for found in picolib.run(unused_here_and_there, 3, True):
+        assert_close(found, gradients(right))
+        assert found["never.weight"] is None
+
+
+def test_an_unused_parameter_is_an_error_that_names_it():
+    with pytest.raises(picolib.RankError) as error:
+        picolib.run(unused_here_and_there, 3, False)
+    assert "never.weight" in str(error.value)
+    assert "find_unused_parameters=True" in str(error.value)
+
+
+def only_one_rank_leaves_it_out():
+    module = build(Branches, dist.get_rank())
+    module.never.requires_grad_(False)
+    model = wrap(module)
+    x, y = my_data()
+    out = model(x)
+    if dist.get_rank() != 1:
+        out = out + model.module.right(x).sum()
+    (out - y).square().sum().backward()
+
+
+def test_where_only_one_rank_leaves_a_parameter_out_that_rank_is_named():
+    with pytest.raises(picolib.RankError) as error:
+        picolib.run(only_one_rank_leaves_it_out, 3)
+    assert error.value.rank == 1
+    assert "right.weight" in str(error.value)
+
+
+def used_only_without_synchronisation():
+    model = wrap(build(Branches, dist.get_rank()), gradient_divide_factor=1, find_unused_parameters=True)
+    with model.no_sync():
+        backward(model, *my_data(seed=0), which="right")
+    backward(model, *my_data(seed=1), which="left")
+    return gradients(model)
+
+
+def test_a_parameter_used_only_inside_no_sync_is_synchronised_all_the_same():
+    for found in picolib.run(used_only_without_synchronisation, 3):
+        assert_close(found, whole(Branches, (0, {"which": "right"}), (1, {"which": "left"})))
+
+
+def one_rank_has_nothing_to_do():
+    model = wrap(build(Plain, dist.get_rank()), gradient_divide_factor=1, find_unused_parameters=True)
+    x, y = my_data()
+    if dist.get_rank() == 2:
+        model(x)
+        model.finalize_grads()
+    else:
+        backward(model, x, y)
+    return gradients(model)
+
+
+def test_a_rank_without_a_loss_takes_part_with_finalize_grads():
+    right = build(Plain, 0)
+    for rank in range(2):
+        backward(right, *(t.tensor_split(3)[rank] for t in data(12)))
+    for found in picolib.run(one_rank_has_nothing_to_do, 3):
+        assert_close(found, gradients(right))
+
+
+# Checkpointing
+
+
+class Checkpointed(nn.Module):
+    """Layers whose activations are computed again during backward."""
+
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.head, self.reentrant = nn.Linear(5, 3), reentrant
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = checkpoint(lambda x, layer=layer: torch.tanh(layer(x)), x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def with_checkpoints(reentrant: bool, around: bool):
+    model = wrap(build(partial(Checkpointed, reentrant), dist.get_rank()), gradient_divide_factor=1)
+    for seed in (0, 1):
+        model.zero_grad()
+        x, y = my_data(seed=seed)
+        x.requires_grad_(True)  # else reentrant checkpointing loses the gradients
+        out = checkpoint(model, x, use_reentrant=reentrant) if around else model(x)
+        ((out - y).square().sum() / 12).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
+@pytest.mark.parametrize("reentrant", [False, True], ids=["recomputing", "reentrant"])
+def test_checkpointing_inside_the_module_and_around_it(reentrant, around):
+    for found in picolib.run(with_checkpoints, 3, reentrant, around):
+        assert_close(found, whole(Checkpointed, (1, {})))
+
+
+# Buffers, precision, views
+
+
+def running_statistics(broadcast: bool):
+    model = wrap(build(WithRunningStatistics, dist.get_rank()), broadcast_buffers=broadcast)
+    for seed in (0, 1, 2):
+        model.zero_grad()
+        backward(model, *my_data(seed=seed))
+    after = model.module.norm.running_mean.clone()
+    if broadcast:
+        model(my_data()[0])
+    return after
+
+
+def test_buffers_are_those_of_the_first_rank_before_each_forward():
+    alone = build(WithRunningStatistics, 0)
+    apart = picolib.run(running_statistics, 3, False)
+    assert not torch.allclose(apart[0], apart[1])
+    together = picolib.run(running_statistics, 3, True)
+    assert torch.allclose(together[0], apart[0], rtol=1e-12) and alone is not None
+    momentum = 0.1
+    before = [t / (1 - momentum) for t in together]
+    assert not torch.allclose(before[0], before[1])  # each forward still counts the rank's own batch
+
+
+def in_bfloat16(dtype):
+    torch.manual_seed(0)
+    model = wrap(nn.Linear(64, 64, bias=False).bfloat16(), reduce_dtype=dtype, gradient_divide_factor=1)
+    x = torch.full((1, 64), 1.0 if dist.get_rank() == 0 else 2.0**-9).bfloat16()
+    model(x).sum().backward()
+    return model.module.weight.grad
+
+
+def test_bfloat16_gradients_can_be_summed_in_float32():
+    """1 + 7·2^-9 is 1.0137: in bfloat16 each small number is rounded away, in float32 the sum is rounded once."""
+    low, high = (picolib.run(in_bfloat16, 8, dtype)[0] for dtype in (None, torch.float32))
+    assert high.dtype == torch.bfloat16
+    assert torch.equal(high, torch.full((64, 64), 1 + 7 * 2.0**-9).bfloat16())
+    assert not torch.equal(low, high)
+
+
+def where_gradients_live(as_view: bool):
+    model = wrap(build(Plain, 0), gradient_as_bucket_view=as_view)
+    places = []
+    for _ in range(2):
+        backward(model, *my_data())
+        buffers = [b.flat.untyped_storage().data_ptr() for b in model.reducer.buckets]
+        places.append({p.grad.untyped_storage().data_ptr() in buffers for p in model.parameters() if p.numel()})
+        model.zero_grad(set_to_none=False)
+    return places
+
+
+def test_gradients_are_views_into_their_buckets_when_asked():
+    assert picolib.run(where_gradients_live, 2, True)[1] == [{True}, {True}]
+    assert picolib.run(where_gradients_live, 2, False)[1] == [{False}, {False}]
+
+
+def output_of_any_form(form: str):
+    class Formed(Plain):
+        def forward(self, x):
+            y = super().forward(x)
+            return {"dict": {"y": y}, "list": [None, (y,)], "attribute": y}[form]
+
+    model = wrap(build(Formed, dist.get_rank()), gradient_divide_factor=1)
+    x, y = my_data()
+    out = model(x)
+    out = {"dict": lambda: out["y"], "list": lambda: out[1][0], "attribute": lambda: out}[form]()
+    ((out - y).square().sum() / 12).backward()
+    return gradients(model)
+
+
+@pytest.mark.parametrize("form", ["dict", "list"])
+def test_outputs_may_be_nested(form):
+    assert_close(picolib.run(output_of_any_form, 2, form)[1], whole(Plain, (0, {})))
+
+
+# Errors before anything else
+
+
+def construct(**options):
+    picolib.DistributedDataParallel(**{"module": build(Plain, 0), **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"module": 3}, "module must be a torch.nn.Module, got int"),
+        ({"module": nn.Identity()}, "requires a gradient"),
+        ({"module": nn.Linear(2, 2, device="meta")}, "weight is on the meta device"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb must be a number of MiB above 0, got 0"),
+        ({"gradient_divide_factor": -1}, "gradient_divide_factor must be above 0, or None for the mean, got -1"),
+        ({"algorithm": "rign"}, "algorithm must be one of auto, naive, ring"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(options, words):
+    with pytest.raises(picolib.RankError, match="ValueError") as error:
+        picolib.run(partial(construct, **options), 2)
+    assert words in str(error.value)
+
+
+def one_rank_is_different():
+    rank = dist.get_rank()
+    module = nn.Linear(4, 5 if rank == 2 else 4)
+    try:
+        picolib.DistributedDataParallel(module)
+    except ValueError as error:
+        return str(error)
+
+
+def test_a_module_that_differs_between_ranks_is_named_alike_on_all():
+    told = set(picolib.run(one_rank_is_different, 3))
+    assert len(told) == 1
+    text = told.pop()
+    assert "rank 0 has weight (float32 [4, 4])" in text
+    assert "rank 2 has weight (float32 [5, 4])" in text
+
+
+def fails_in_backward():
+    model = wrap(build(Plain, 0), gradient_divide_factor=1)
+
+    def refuse(gradient):
+        raise FloatingPointError("no")
+
+    x, y = my_data()
+    out = model(x)
+    handle = model.module.first.weight.register_hook(refuse)
+    try:
+        (out - y).square().sum().backward()
+    except FloatingPointError:
+        handle.remove()
+    model.zero_grad()
+    backward(model, x, y)
+    return gradients(model)
+
+
+def test_after_a_backward_that_failed_on_all_ranks_the_next_one_is_right():
+    for found in picolib.run(fails_in_backward, 3):
+        assert_close(found, whole(Plain, (0, {})))
