@@ -23,6 +23,7 @@ from types import FrameType
 import torch
 
 from picolib.launch.board import OPAQUE, WAITS
+from picolib.launch.others import collector_stands_still
 from picolib.launch.places import LEARNER, find_place, kind_of
 from picolib.launch.slot import Text
 from picolib.launch.writer import Writer
@@ -85,7 +86,7 @@ class Threads:
 
     def _new_index(self, ident: int) -> int | None:
         if len(self.index) == _OPAQUE_INDEX:
-            alive = sys._current_frames()
+            alive = self.waiting | {thread.ident for thread in threading.enumerate()}
             self.index = {i: n for i, n in self.index.items() if i in alive}
         unused = set(range(_OPAQUE_INDEX)) - set(self.index.values())
         if not unused:
@@ -95,11 +96,11 @@ class Threads:
         return self.index[ident]
 
     def _count_free(self) -> int:
-        """Threads that may still communicate. picolib's own are left out by name: they run no learner's code, and
-        walking up the frames of a thread that ends meanwhile can crash the interpreter (seen with Python 3.11)."""
+        """Threads that may still communicate. picolib's own, which run no learner's code, are left out by name."""
         ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("picolib-")}
         skipped = ours | self.ours | self.waiting
-        return sum(may_communicate(f) for ident, f in sys._current_frames().items() if ident not in skipped)
+        with collector_stands_still():
+            return sum(may_communicate(f) for ident, f in sys._current_frames().items() if ident not in skipped)
 
     def stop(self) -> None:
         """End the sampler; the board may go afterwards."""
@@ -108,7 +109,7 @@ class Threads:
 
     def _sample(self) -> None:
         while not self.stopped.wait(_SAMPLE_SECONDS):
-            with self.lock:
+            with self.lock, collector_stands_still():
                 self._look_at_main()
                 if self.waiting:
                     self.writer.set_free_threads(self._count_free())
