@@ -17,6 +17,7 @@ _HOME = {
         "run",
         "Run",
         "init",
+        "mark",
         "RunError",
         "RankError",
         "DeadlockError",

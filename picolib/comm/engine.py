@@ -105,13 +105,18 @@ class Work:
 
     def wait(self, timeout: object = None) -> bool:
         """Run the collective to its end, after those that were started on the group before it."""
+        if self._step is not None:
+            with self._call.waiting():
+                self._run_to_the_end()
+        return True
+
+    def _run_to_the_end(self) -> None:
         while self._step is not None:
             oldest = self._group.in_flight[0]
             step = oldest._step
             _look_after_others(step, itself=1)
             if oldest._step is step:  # nobody else has advanced it meanwhile
                 oldest._complete_step()
-        return True
 
     def is_completed(self) -> bool:
         """Whether the result is there. Drives the collective as far as it goes without waiting for a peer."""

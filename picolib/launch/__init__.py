@@ -18,6 +18,7 @@ __all__ = [
     "RunError",
     "RunInterrupted",
     "init",
+    "mark",
     "run",
 ]
 
@@ -32,6 +33,10 @@ def __getattr__(name: str):
         from picolib.launch import joining
 
         globals()["init"] = joining.init
+    elif name == "mark":
+        from picolib.launch import marks
+
+        globals()["mark"] = marks.mark
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals()[name]

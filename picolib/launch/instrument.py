@@ -8,7 +8,6 @@ modules have imported. Collectives that torch starts in C++ (DDP's reducer) are 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -220,7 +219,7 @@ def _wait(original: Callable) -> Callable:
         record = entry[1]
         ends_by_itself = any(isinstance(a, timedelta) and a for a in (*args, *kwargs.values()))
         try:
-            with contextlib.nullcontext() if ends_by_itself else record.waiting():
+            with record.waiting(on_board=not ends_by_itself):
                 result = original(self, *args, **kwargs)
         except BaseException:
             record.abandon()

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from picolib.launch import misuse
 from picolib.launch.announce import Announcer, Group, Post
+from picolib.launch.blocking import NOT_BLOCKED, Timed, Waiting
 from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RECV, RETURNED, SEND, Board
 from picolib.launch.memory import Range, fingerprint, range_of
 from picolib.launch.misuse import NAMES
@@ -23,29 +24,6 @@ from picolib.launch.places import Place, find_place
 from picolib.launch.trace import Recorder
 
 _MANY_PENDING = 256  # more handles in flight are not searched for overlapping memory
-
-
-class Waiting:
-    """Context manager: the calling thread is blocked on one thing."""
-
-    __slots__ = ("announcer", "what", "place", "thread")
-
-    def __init__(self, announcer: Announcer | None, what: tuple[int, int, int, int, int] | None, place: str) -> None:
-        self.announcer, self.what, self.place = announcer, what, place
-
-    def __enter__(self) -> Waiting:
-        self.thread = None
-        if self.announcer is not None and self.what is not None:
-            text = self.announcer.writer.text(self.place)
-            self.thread = self.announcer.threads.begin(*self.what, text)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.thread is not None:
-            self.announcer.threads.end(self.thread)
-
-
-NOT_BLOCKED = Waiting(None, None, "")
 
 
 class Call:
@@ -60,16 +38,21 @@ class Call:
         self.tallied, self.async_op = tallied, async_op
         self.start = time.monotonic()
 
-    def waiting(self) -> Waiting:
-        """This rank is blocked inside torch's own collective (picolib's block in their messages)."""
-        if self.post is None or self.tallied:
-            return NOT_BLOCKED
-        place = find_place().text if self.async_op else self.place.text
-        return Waiting(self.observer.announcer, (COLLECTIVE, self.post.channel, self.post.number, 0, 0), place)
+    def waiting(self, on_board: bool = True) -> Waiting | Timed:
+        """This rank is blocked in this collective. On the board that is a wait for torch's own, without a time-out of
+        its own (`on_board`); picolib's are there with their messages."""
+        recorder, inner = self.observer.recorder, NOT_BLOCKED
+        if self.post is not None and not self.tallied and on_board:
+            place = find_place().text if self.async_op else self.place.text
+            inner = Waiting(self.observer.announcer, (COLLECTIVE, self.post.channel, self.post.number, 0, 0), place)
+        return inner if recorder.events is None else Timed(recorder, self.label, inner)
 
     def done(self) -> None:
         """The collective has finished on this rank."""
-        self.observer.recorder.event("collective", self.start, label=self.label, call=self.label)
+        self._record("collective")
+
+    def _record(self, kind: str) -> None:
+        self.observer.recorder.event(kind, self.start, label=self.label, call=self.label)
 
     def abandon(self) -> None:
         """The collective has failed on this rank."""
@@ -83,6 +66,7 @@ class Call:
 
     def __exit__(self, kind: Any, *exc: object) -> None:
         if kind is None:
+            self._record("wait")
             self.done()
 
 
@@ -103,14 +87,17 @@ class Message:
         self.sample: bytes | None = None
         self.start = time.monotonic()
 
-    def waiting(self) -> Waiting:
-        """This rank is blocked until the message has gone through."""
-        if self.post is None:
-            return NOT_BLOCKED
-        place = find_place().text if self.pending else self.place
-        kind = self.kind if self.call is None else (CALL_SEND if self.kind == SEND else CALL_RECV)
-        what = (kind, self.post.channel, self.post.number, self.peer, self.index)
-        return Waiting(self.observer.announcer, what, place)
+    def waiting(self, on_board: bool = True) -> Waiting | Timed:
+        """This rank is blocked until the message has gone through (see `Call.waiting`)."""
+        recorder, inner = self.observer.recorder, NOT_BLOCKED
+        if self.post is not None and on_board:
+            place = find_place().text if self.pending else self.place
+            kind = self.kind if self.call is None else (CALL_SEND if self.kind == SEND else CALL_RECV)
+            what = (kind, self.post.channel, self.post.number, self.peer, self.index)
+            inner = Waiting(self.observer.announcer, what, place)
+        if recorder.events is None or self.call is not None:  # a collective waits as a whole
+            return inner
+        return Timed(recorder, NAMES[self.kind], inner)
 
     def handle_created(self, work: Any = None) -> None:
         """The learner has a handle and must wait for it: until then the tensor must be left alone."""

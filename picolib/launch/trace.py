@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 class Event(NamedTuple):
     """One thing that a rank did. Times are seconds since the run's common start.
 
-    kind: "send", "recv", "collective" or "mark".
+    kind: "send", "recv" or "collective", from its announcement until it is through; "wait", while the rank was
+        blocked in one of them or in its handle's `wait()`; "mark", a span of the learner's own (`picolib.mark`).
     peer: the other rank of a message, else None.
     bytes: bytes of a message; None for a collective, whose messages are events of their own
         (picolib's) or unknown (torch's own).
@@ -144,7 +145,7 @@ def _common_start(events: list[Event]) -> list[Event]:
     return sorted((e._replace(start=e.start - zero, end=e.end - zero) for e in events), key=lambda e: (e.start, e.rank))
 
 
-_LANES = {"collective": 0, "send": 1, "recv": 2, "mark": 3}
+_LANES = {"collective": 0, "send": 1, "recv": 2, "mark": 3, "wait": 4}
 
 
 def _slice(event: Event) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def _slice(event: Event) -> dict[str, Any]:
         "name": event.label or event.kind,
         "cat": event.kind,
         "pid": event.rank,
-        "tid": _LANES.get(event.kind, 4),
+        "tid": _LANES[event.kind],
         "ts": event.start * 1e6,
         "dur": max(event.end - event.start, 0.0) * 1e6,
         "args": {key: value for key, value in arguments.items() if value is not None},

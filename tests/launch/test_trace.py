@@ -1,6 +1,7 @@
 """The trace counts exactly what was sent, and shows when."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -92,3 +93,93 @@ def test_a_collective_of_picolib_shows_the_messages_that_it_is_made_of():
     assert len(sends) == sum(run.trace.messages_sent) and {e.call for e in sends} == {"all_reduce[ring]"}
     assert sum(e.bytes for e in sends) == sum(run.trace.bytes_sent) == 3 * 4 * 2 * 6 * 2 // 3
     assert run.trace.calls == [{"all_reduce": 1}] * 3
+
+
+def waits(trace, rank):
+    return [(e.label, e.peer) for e in trace.events if e.rank == rank and e.kind == "wait"]
+
+
+def longest_wait(trace, rank):
+    return max((e.end - e.start for e in trace.events if e.rank == rank and e.kind == "wait"), default=0.0)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_rank_that_blocks_says_how_long_in_torchs_calls(checked):
+    def program():
+        x, y, rank = torch.ones(4), torch.empty(4), dist.get_rank()
+        dist.all_reduce(x)
+        handle = dist.all_reduce(x, async_op=True)
+        handle.wait()
+        if rank == 0:
+            dist.recv(y, 1)
+        else:
+            time.sleep(0.4)
+            dist.isend(x, 0).wait()
+
+    trace = picolib.run(program, 2, trace=True, checked=checked).trace
+    both = [("all_reduce", None), ("all_reduce", None)]
+    assert waits(trace, 0) == [*both, ("recv", None)] and waits(trace, 1) == [*both, ("send", None)]
+    assert longest_wait(trace, 0) > 0.35
+    assert waits(picolib.run(program, 2, checked=checked).trace, 0) == []
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_rank_that_blocks_says_how_long_in_picolibs_calls(checked):
+    def program():
+        from picolib import comm
+
+        x, y, rank = torch.ones(4), torch.empty(4), dist.get_rank()
+        comm.all_reduce(x, algorithm="ring")
+        handle = comm.all_reduce(x, async_op=True, algorithm="ring")
+        if rank == 0:
+            time.sleep(0.4)
+        handle.wait()
+        comm.all_reduce(x, algorithm="native")
+        if rank == 0:
+            comm.recv(y, 1)
+        else:
+            comm.send(x, 0)
+
+    trace = picolib.run(program, 2, trace=True, checked=checked).trace
+    calls = [("all_reduce[ring]", None), ("all_reduce[ring]", None), ("all_reduce", None)]
+    assert waits(trace, 0) == [*calls, ("recv", None)] and waits(trace, 1) == [*calls, ("send", None)]
+    assert longest_wait(trace, 1) > 0.35
+
+
+def test_exposed_time_of_an_asynchronous_collective_is_what_its_rank_waits():
+    def program():
+        from picolib import comm
+
+        handle = comm.all_reduce(torch.ones(4), async_op=True)
+        with picolib.mark("backward"):
+            time.sleep(0.5)
+        handle.wait()
+
+    from picolib.course.figures.timeline import exposed
+
+    trace = picolib.run(program, 2, trace=True).trace
+    assert sum(e.kind == "mark" and e.label == "backward" for e in trace.events) == 2
+    for rank in range(2):
+        mine = [e for e in trace.events if e.rank == rank]
+        whole = next(e for e in mine if e.kind == "collective")
+        assert whole.end - whole.start > 0.5 > sum(end - start for start, end in exposed(mine))
+
+
+def test_marks_nest_decorate_survive_exceptions_and_do_nothing_where_nothing_is_traced():
+    def program():
+        @picolib.mark("inner")
+        def inner():
+            raise ValueError
+
+        try:
+            with picolib.mark("outer"):
+                inner()
+        except ValueError:
+            pass
+
+    trace = picolib.run(program, 1, trace=True).trace
+    assert [(e.kind, e.label) for e in trace.events] == [("mark", "outer"), ("mark", "inner")]
+    assert picolib.run(program, 1).trace.events == []
+    program()
+    with pytest.raises(TypeError, match=r"label must be a text such as \"backward\", got 3"), picolib.mark(3):
+        pass

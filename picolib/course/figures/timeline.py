@@ -33,7 +33,7 @@ def timeline(trace: Any, title: str = "What each rank did") -> Figure:
     """The messages of a run made with trace=True, and each rank's exposed communication.
 
     Exposed is the time a rank spends in communication while it computes nothing: what it waits when it says so
-    (events of kind "wait"), else its messages and collectives less the events of kind "compute".
+    (events of kind "wait"), else its messages and collectives less the events of kind "mark".
     Raises ValueError for a run without events.
     """
     if not trace.events:
@@ -102,10 +102,15 @@ def minus(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
 
 
 def exposed(events: Sequence[Any]) -> list[Span]:
-    """When one rank only communicates: its waits if they were recorded, else communication less compute."""
+    """When one rank only communicates: while it was blocked, or where that was not recorded, messages less marks.
+
+    A rank that is blocked computes nothing, whatever span it is in: a wait inside `mark("backward")` counts.
+    """
     waits = [(e.start, e.end) for e in events if e.kind == "wait"]
+    if waits:
+        return union(waits)
     talk = [(e.start, e.end) for e in events if e.kind in ("send", "recv", "collective")]
-    return minus(union(waits or talk), union((e.start, e.end) for e in events if e.kind == "mark"))
+    return minus(union(talk), union((e.start, e.end) for e in events if e.kind == "mark"))
 
 
 def tracks(events: Sequence[Any], most: int = 3) -> list[list[Any]]:
