@@ -25,5 +25,5 @@ def count_global_tokens(micro_batches: Sequence[Batch], group: dist.ProcessGroup
     answer is the same on every rank, so that all of them can skip a step without valid tokens alike.
     """
     count = torch.stack([count_valid_tokens(batch.targets) for batch in micro_batches]).sum()
-    comm.all_reduce(count, group=group)
+    comm.all_reduce(count, group=group, label="valid tokens")
     return int(count)
