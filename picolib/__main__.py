@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+
+PIPE_CLOSED, INTERRUPTED = 141, 130  # what a shell's own tools end with: 128 + SIGPIPE, 128 + SIGINT
 
 
 def lab(options: argparse.Namespace) -> int:
@@ -71,7 +74,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; without one, list them."""
+    """Run one command; without one, list them. What comes back is the exit status."""
+    try:
+        try:
+            return _obey(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `picolib doctor | head -1`: whoever reads has seen enough
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # Python flushes once more at its end
+        return PIPE_CLOSED
+
+
+def _obey(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if not hasattr(options, "function"):
@@ -79,9 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return options.function(options)
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:  # every error is a sentence, not a traceback
         print(f"picolib: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("picolib: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
+
+import pytest
 
 from picolib.__main__ import main
 from picolib.course import doctor
@@ -21,6 +24,16 @@ def test_a_mistake_is_one_sentence_and_no_traceback(capsys, tmp_path):
     assert main(["update", "--workspace", str(tmp_path / "nowhere")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("picolib: ") and "nowhere" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["", "--help", "doctor", "calibrate"])
+def test_a_reader_that_has_seen_enough_causes_no_noise(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    arguments = [sys.executable, "-m", "picolib", *command.split()]
+    result = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 def test_the_doctor_names_versions_cores_and_every_lesson():
