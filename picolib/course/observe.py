@@ -81,20 +81,35 @@ class Notebook:
 
 
 def owner() -> str | None:
-    """The picolib collective that the calling code belongs to: the learner called it, not its messages."""
+    """The picolib collective or strategy that the calling code belongs to: the learner called it, not its messages."""
     frame: Any = sys._getframe(2)
     name = None
     while frame is not None and frame.f_globals.get("__name__") != "picolib.course.trial":
         module = frame.f_globals.get("__name__", "")
-        if module.startswith("picolib.") and not module.startswith(("picolib.launch", "picolib.course")):
+        if module.startswith("picolib.parallel."):
+            name = ".".join(module.split(".")[1:3])  # "parallel.ddp": the strategy, whichever of its hooks it was
+        elif module.startswith("picolib.") and not module.startswith(("picolib.launch", "picolib.course")):
             name = frame.f_code.co_name
         frame = frame.f_back
     return None if name in POINT_TO_POINT else name
 
 
+_current: Notebook | None = None  # of this rank
+
+
+def note(label: str) -> None:
+    """Something that an exercise wants to see in its place among the entries: ["note", label, None, None, …].
+
+    For the code around the learner's function (`Exercise.call`), such as a hook that tells of each gradient.
+    """
+    if _current is not None:
+        _current.entries.append(["note", label, None, None, None, None, None])
+
+
 def install() -> Notebook:
     """Start to note what this rank does."""
-    notebook = Notebook()
+    global _current
+    notebook = _current = Notebook()
     backend = torch._C._distributed_c10d.Backend
     for owner_class in (dist.ProcessGroup, backend):
         for method, name in NATIVE.items():
