@@ -31,7 +31,8 @@ def test_a_reader_that_has_seen_enough_causes_no_noise(command):
     reader, writer = os.pipe()
     os.close(reader)
     arguments = [sys.executable, "-m", "picolib", *command.split()]
-    result = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}  # else argparse itself swallows the error
+    result = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
     os.close(writer)
     assert (result.returncode, result.stderr) == (141, "")
 
