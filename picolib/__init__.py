@@ -29,6 +29,7 @@ _HOME = {
 _HOME["clip_grad_norm_"] = "picolib.parallel.clip"
 _HOME["DistributedDataParallel"] = "picolib.parallel.ddp"
 _PACKAGES = frozenset({"comm", "course", "launch", "model", "parallel", "plan", "serve", "train"})
+_SHORT = {"memory": "picolib.plan.memory"}  # modules with a shorter name
 
 
 def __getattr__(name: str) -> Any:
@@ -38,6 +39,8 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _PACKAGES:
         return importlib.import_module(f"picolib.{name}")
+    if name in _SHORT:
+        return importlib.import_module(_SHORT[name])
     raise AttributeError(f"module 'picolib' has no attribute {name!r}")
 
 
@@ -51,4 +54,4 @@ _warm_up_in_a_notebook()
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_PACKAGES})
+    return sorted({*globals(), *_HOME, *_PACKAGES, *_SHORT})

@@ -1,0 +1,1 @@
+"""Models of memory and cost: pure arithmetic, no ranks."""

@@ -1,0 +1,136 @@
+"""The real thing: a rank's bytes by owner, counted from live tensor storages.
+
+Resident size is no instrument here (a rank starts at 260 MB of Python and torch). What is counted is what a tensor
+holds: each storage once, however many tensors view it, and by its first owner in this order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+@dataclass
+class Measured:
+    """Bytes on one rank, by owner. `activations` is what autograd had saved when the forward pass ended, at most."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    activations: int = 0
+    others: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        state = self.parameters + self.gradients + self.optimizer + self.buffers
+        return state + self.activations + sum(self.others.values())
+
+
+@contextlib.contextmanager
+def measure(
+    module: nn.Module, optimizer: torch.optim.Optimizer | None = None, **others: Iterable[torch.Tensor]
+) -> Iterator[Measured]:
+    """Run a training step inside; afterwards the yielded `Measured` is filled.
+
+    Saved activations are counted while the block runs (their largest sum), the rest when it ends.
+
+        with picolib.memory.measure(model, optimizer) as found:
+            loss_of(model).backward()
+            optimizer.step()
+        print(found.activations)
+
+    Args:
+        module: owns the parameters, gradients and buffers.
+        optimizer: owns its state (all tensors with more than one element, and the step counters).
+        others: more owners by name, each some tensors, such as the flat buffers of gradient buckets.
+    """
+    found = Measured()
+    saved = _Saved(_storages([*module.parameters(), *module.buffers()]))
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+        yield found
+    counted: set[int] = set()
+    found.activations = saved.most
+    found.parameters = _count(module.parameters(), counted)
+    found.buffers = _count(module.buffers(), counted)
+    for name, tensors in others.items():
+        found.others[name] = _count(tensors, counted)
+    found.gradients = _count((p.grad for p in module.parameters() if p.grad is not None), counted)
+    if optimizer is not None:
+        found.optimizer = _count(_tensors_in(optimizer.state), counted)
+
+
+class _Saved:
+    """Counts what autograd saves: each storage once, as long as something holds it; never the model's own."""
+
+    def __init__(self, owned: set[int]) -> None:
+        self.owned, self.held, self.now, self.most = owned, {}, 0, 0
+
+    def pack(self, tensor: torch.Tensor) -> _Holder | torch.Tensor:
+        storage = _local(tensor).untyped_storage()
+        place = storage.data_ptr()
+        if place in self.owned or not place:
+            return _Holder(tensor, None, 0)
+        uses = self.held.get(place, 0)
+        self.held[place] = uses + 1
+        if not uses:
+            self.now += storage.nbytes()
+            self.most = max(self.most, self.now)
+        return _Holder(tensor, self, place)
+
+    def unpack(self, holder: _Holder) -> torch.Tensor:
+        return holder.tensor
+
+    def release(self, place: int, nbytes: int) -> None:
+        self.held[place] -= 1
+        if not self.held[place]:
+            del self.held[place]
+            self.now -= nbytes
+
+
+class _Holder:
+    """Stands for a saved tensor in the graph; when the graph lets go of it, so does the count."""
+
+    def __init__(self, tensor: torch.Tensor, saved: _Saved | None, place: int) -> None:
+        self.tensor, self.saved, self.place = tensor, saved, place
+        self.nbytes = _local(tensor).untyped_storage().nbytes()
+
+    def __del__(self) -> None:
+        if self.saved is not None:
+            self.saved.release(self.place, self.nbytes)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {_local(tensor).untyped_storage().data_ptr() for tensor in tensors}
+
+
+def _count(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
+    total = 0
+    for tensor in tensors:
+        storage = _local(tensor).untyped_storage()
+        if storage.data_ptr() not in counted:
+            counted.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from _tensors_in(value)
+    elif isinstance(state, (list, tuple)):
+        for value in state:
+            yield from _tensors_in(value)
