@@ -49,7 +49,8 @@ def all_reduce(
 ) -> Any:
     """Combine `tensor` over all ranks, in place: every rank ends with the same bits.
 
-    `ranks_per_node` is for algorithm="hierarchical" and says where the fast links are. `label` says what is reduced
+    `ranks_per_node` is for algorithm="hierarchical" and says where the fast links are (else what `picolib.init` was
+    told by torchrun or SLURM, else the largest divisor of the group's size up to its square root). `label` says what is reduced
     ("bucket 2"): it stands in the trace, and ranks whose labels differ are told so before their data are mixed.
     """
     if not is_member(group):
@@ -68,6 +69,8 @@ def all_reduce(
                 f"({call.members.size}), got {ranks_per_node} with {chosen!r}"
             )
         extra = (ranks_per_node,)
+    elif chosen == "hierarchical":
+        extra = (call.members.ranks_per_node,)
     return call.start([tensor], async_op, call.writes(tensor, and_reads=True), combine, *extra, op=op, label=label)
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from picolib.comm import gloo_thread
+from picolib.launch import nodes
 
 # Tags from here on belong to collectives: one tag a call, so that the messages of a collective never
 # meet those of the user's own send and recv, nor those of another collective in flight.
@@ -24,12 +25,14 @@ FIRST_RESERVED_TAG = 1 << 30
 class Group:
     """The members of one process group and what picolib.comm has under way in it (group ranks throughout)."""
 
-    __slots__ = ("rank", "size", "ranks", "calls", "in_flight", "mailbox", "sentinel", "_backends")
+    __slots__ = ("rank", "size", "ranks", "calls", "in_flight", "mailbox", "sentinel", "ranks_per_node",
+                 "_backends")  # fmt: skip
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         self.rank: int = process_group.rank()
         self.size: int = process_group.size()
         self.ranks: list[int] = dist.get_process_group_ranks(process_group)  # group rank -> global rank
+        self.ranks_per_node = nodes.ranks_per_node(self.ranks)  # None: nobody has told
         self.calls = 0
         self.in_flight: deque[Any] = deque()  # asynchronous collectives, oldest first
         self.mailbox: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # messages to oneself, by tag

@@ -8,11 +8,15 @@ import tempfile
 import torch
 import torch.distributed as dist
 
+from picolib.launch import nodes
+
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
 def init(backend: str = "auto") -> None:
     """Join the world of torchrun or SLURM; alone, make a world of one rank; inside `picolib.run`, do nothing.
+
+    How many ranks share a node (LOCAL_WORLD_SIZE) is what `algorithm="hierarchical"` then goes by.
 
     Args:
         backend: "auto" (NCCL when this rank has a GPU of its own, else gloo), "gloo" or "nccl".
@@ -37,6 +41,7 @@ def init(backend: str = "auto") -> None:
         raise ValueError(f"RANK is set but {', '.join(missing)} is not: start this script with torchrun or srun")
     address = f"tcp://{known['MASTER_ADDR']}:{known['MASTER_PORT']}"
     dist.init_process_group(backend, init_method=address, rank=int(known["RANK"]), world_size=int(known["WORLD_SIZE"]))
+    nodes.agree(int(known.get("LOCAL_WORLD_SIZE", 1)), local)
 
 
 def _coordinates(variables: os._Environ[str] | dict[str, str]) -> dict[str, str]:
