@@ -50,8 +50,8 @@ def all_reduce(
     """Combine `tensor` over all ranks, in place: every rank ends with the same bits.
 
     `ranks_per_node` is for algorithm="hierarchical" and says where the fast links are (else what `picolib.init` was
-    told by torchrun or SLURM, else the largest divisor of the group's size up to its square root). `label` says what is reduced
-    ("bucket 2"): it stands in the trace, and ranks whose labels differ are told so before their data are mixed.
+    told by torchrun or SLURM, else the largest divisor of the group's size up to its square root). `label` says what
+    is reduced ("bucket 2"): it stands in the trace, and ranks whose labels differ are told so before data are mixed.
     """
     if not is_member(group):
         return warn_not_member("all_reduce")
