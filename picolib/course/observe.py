@@ -106,6 +106,12 @@ def note(label: str) -> None:
         _current.entries.append(["note", label, None, None, None, None, None])
 
 
+def forget() -> None:
+    """Drop what has been noted up to now: the code around the learner's function has done it to prepare."""
+    if _current is not None:
+        _current.clear()
+
+
 def install() -> Notebook:
     """Start to note what this rank does."""
     global _current
