@@ -36,6 +36,7 @@ class Case:
     expected: for each rank, the right output (None: the exercise judges by itself).
     pieces: how many chunks the input is thought of as having (0: none), to name what was sent.
     exact: nothing is added up, so the output must have the very bits of `expected`.
+    tampered: every message is changed on its way, so whoever uses what arrives must end with other numbers.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Case:
     expected: tuple[Any, ...] | None
     pieces: int = 0
     exact: bool = False
+    tampered: bool = False
 
     @property
     def world_size(self) -> int:
@@ -80,7 +82,7 @@ class Exercise:
         script: (world size, rank) -> the reference's messages in order, to find the first difference.
         steps: (world size) -> steps on the critical path, each message taking one.
         rules: (attempt) -> text, for faults that this exercise knows best; tried before the general ones.
-        blocked: what to say after the explanation of a deadlock.
+        blocked: what to say after the explanation of a deadlock; beyond: after that of a rank that there is not.
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
         call: (fn, arguments) -> output, run inside each rank in place of `fn(*arguments)`.
         keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
@@ -109,6 +111,7 @@ class Exercise:
     steps: Callable[[int], int] | None = None
     rules: tuple[Callable[[Any], str | None], ...] = ()
     blocked: str = ""
+    beyond: str = ""
     judge: Callable[[Any], str | None] | None = None
     call: Callable[[Any, tuple], Any] | None = None
     keeps: str = ""

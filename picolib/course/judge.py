@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from picolib.course import digits, replay, values
+from picolib.course import crosscheck, digits, replay, values
+from picolib.course.divergence import first_divergence
 from picolib.course.exercise import COLLECTIVES
 from picolib.course.trial import Attempt
 from picolib.course.words import number_of, ranks_text
+from picolib.launch.wording import source_line
+
+ITSELF = "itself; ranks can only exchange messages with others"
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,10 @@ def judge(attempt: Attempt) -> Fault | None:
     """The fault of an attempt that has run or failed; None when there is none."""
     if attempt.error is not None:
         return Fault(explained(attempt))
-    for look in (_forbidden, _unwaited, _rules):
+    if attempt.case.tampered:
+        text = crosscheck.unused(attempt)
+        return Fault(text) if text else None
+    for look in (_forbidden, _unwaited, _early, _rules):
         text = look(attempt)
         if text:
             return Fault(text)
@@ -36,18 +45,31 @@ def judge(attempt: Attempt) -> Fault | None:
     text = attempt.exercise.judge(attempt) if attempt.exercise.judge else _values(attempt)
     if text:
         return Fault(text, values.table(attempt), first_divergence(attempt))
-    text = _traffic(attempt) or _steps(attempt) or _bits(attempt) or _kept(attempt) or _carried(attempt)
-    return Fault(text, "", first_divergence(attempt)) if text else None
+    for look in (_disagreement, _traffic, _steps, _bits, _kept, _carried):
+        text = look(attempt)
+        if text:
+            return Fault(text, "", first_divergence(attempt))
+    return None
 
 
 def explained(attempt: Attempt) -> str:
     """The error that ended a run, in the words of a check."""
     name, text = type(attempt.error).__name__, str(attempt.error)
     if name == "RankTimeout":
-        return "Your function was not through in time: is there a loop without end?\n" + text
+        return f"Your function was not through in time: {_why_so_long(text)}\n{text}"
     if name == "DeadlockError" and attempt.exercise.blocked:
         return f"{text}\n\n{attempt.exercise.blocked}"
+    nowhere = "there is no rank" in text or (f" {ITSELF}" in text and attempt.world_size > 1)
+    if nowhere and attempt.exercise.beyond:
+        return f"{text}\n\n{attempt.exercise.beyond}"
     return text
+
+
+def _why_so_long(text: str) -> str:
+    """A rank that stands in a message has no loop without end."""
+    if re.search(r"\b(wait|send|recv|barrier)\(", text):
+        return "a rank still waits in a message. Has every handle been waited for, and every send its receive?"
+    return "is there a loop without end?"
 
 
 def _forbidden(attempt: Attempt) -> str | None:
@@ -65,13 +87,40 @@ def _forbidden(attempt: Attempt) -> str | None:
 
 def _unwaited(attempt: Attempt) -> str | None:
     for rank, record in enumerate(attempt.ranks):
-        for kind, peer, *_ in record.unwaited:
-            verb, way = ("isend", "to") if kind == "send" else ("irecv", "from")
+        for entry in record.unwaited[:1]:
             return (
-                f"rank {rank} started an {verb} {way} rank {peer} and never waited for it. "
-                "Until wait() has returned nobody knows whether the message has gone through."
+                f"rank {rank} started {_called(entry)} and never waited for it. "
+                f"Until wait() has returned nobody knows whether {_what_of(entry)} has gone through."
             )
     return None
+
+
+def _called(entry: list) -> str:
+    """ "an irecv from rank 3", "an asynchronous all_reduce"."""
+    if entry[0] == "collective":
+        return f"an asynchronous {entry[1]}"
+    verb, way = ("isend", "to") if entry[0] == "send" else ("irecv", "from")
+    return f"an {verb} {way} rank {entry[1]}" if entry[1] >= 0 else f"an {verb} {way} any rank"
+
+
+def _what_of(entry: list) -> str:
+    return "it" if entry[0] == "collective" else "the message"
+
+
+def _early(attempt: Attempt) -> str | None:
+    """A tensor was used while something was still being written to it."""
+    for rank, record in enumerate(attempt.ranks):
+        for entry, place in record.early[:1]:
+            where = f"\n      {source_line(*json.loads(place)[:2])}" if place else ""
+            return (
+                f"rank {rank} started {_called(entry)}, and used its tensor before wait(): "
+                f"until then nobody knows what is in it.{where}\nCall wait() first, then use the tensor."
+            )
+    return None
+
+
+def _disagreement(attempt: Attempt) -> str | None:
+    return crosscheck.disagreement(attempt) if attempt.exercise.traffic else None
 
 
 def _rules(attempt: Attempt) -> str | None:
@@ -204,52 +253,3 @@ def _carried(attempt: Attempt) -> str | None:
 def _contributors(values: list[float], n: int) -> set[int]:
     numbers = [number for value in values if (number := digits.read(value, n))]
     return {rank for number in numbers for rank, count in enumerate(number.counts) if count}
-
-
-def first_divergence(attempt: Attempt) -> str:
-    """The first message where the learner's ranks leave the reference: "step 2: rank 1 sent chunk 0; …"."""
-    script = attempt.exercise.script
-    if script is None or not attempt.ranks:
-        return ""
-    plans = [list(script(attempt.world_size, rank)) for rank in range(attempt.world_size)]
-    longest = max(max(map(len, plans)), max(len(r.sends) for r in attempt.ranks))
-    for step in range(longest):
-        for rank, record in enumerate(attempt.ranks):
-            text = _difference(attempt, rank, record.sends[step : step + 1], plans[rank][step : step + 1])
-            if text:
-                return f"First difference from the reference, step {step + 1}: {text}"
-    return ""
-
-
-def _difference(attempt: Attempt, rank: int, sent: list, planned: list) -> str | None:
-    if not sent and not planned:
-        return None
-    if not planned:
-        what = number_of(sent[0][2], "byte")
-        return f"rank {rank} sent {what} to rank {sent[0][1]}; the reference sends nothing any more."
-    plan = planned[0]
-    should = f"chunk {plan.chunk}" if plan.chunk is not None else "the tensor"
-    should = should.replace("chunk", attempt.exercise.piece)
-    if not sent:
-        return f"rank {rank} sent nothing; the reference sends {should} to rank {plan.peer}."
-    chunk = _chunk_sent(attempt, sent[0])
-    same_peer, same_chunk = sent[0][1] == plan.peer, plan.chunk is None or chunk is None or chunk == plan.chunk
-    if same_peer and same_chunk:
-        return None
-    what = should if chunk is None or chunk == plan.chunk else f"{attempt.exercise.piece} {chunk}"
-    if chunk == "all":
-        what = "the whole tensor"
-    to = "" if same_peer else f" to rank {sent[0][1]}"
-    return f"rank {rank} sent {what}{to}; the reference sends {should}{'' if same_peer else f' to rank {plan.peer}'}."
-
-
-def _chunk_sent(attempt: Attempt, sent: list) -> Any:
-    """Which chunk a message carried, read from its digits; "all" for the whole tensor, None when unknown."""
-    case = attempt.case
-    if case.kind != "digits" or not case.pieces or sent[4] is None:
-        return None
-    length = case.inputs[0][0].numel()
-    numbers = digits.read_all(torch.tensor(sent[4], dtype=torch.float64), attempt.world_size)
-    if numbers and len(numbers) == length and case.pieces > 1:
-        return "all"
-    return digits.piece_of(numbers, length, case.pieces)

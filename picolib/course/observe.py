@@ -2,6 +2,11 @@
 
 All of torch.distributed's calls end in a method of the process group (picolib's in one of its backend), and every
 wait in `Work.wait`. Those are replaced here, on top of what the board has put there.
+
+The notes are made in the learner's own process, so they are a claim, not a proof. What holds them to the truth:
+what a sender notes of a message (bytes, a checksum of its contents) must be what its receiver notes, and in one case
+of each exercise every message is changed on its way (`Notebook.tamper`), so that whoever does not use what arrives
+still ends with the right numbers and is found out. See `crosscheck.py`, which also lists what remains unseen.
 """
 
 from __future__ import annotations
@@ -9,14 +14,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import weakref
+import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from picolib.comm import engine
 from picolib.launch import monitor
+from picolib.launch.memory import Range, range_of
 
 NATIVE = {
     "allreduce": "all_reduce",
@@ -40,44 +48,101 @@ NATIVE = {
 MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait", "is_completed"})
 SMALL = 256  # elements of a message whose contents are kept
+TAMPERED = 64.0  # is added to every number of every message of a tampered case
+
+
+@dataclass
+class Pending:
+    """A receive or an asynchronous collective under way: its entry, and the tensors nobody may use before wait()."""
+
+    entry: list
+    tensors: list[torch.Tensor]
+    ranges: list[Range]
 
 
 class Notebook:
     """What one call of the learner's function did on this rank, in order.
 
-    Entries are lists: ["send", peer, bytes, id, contents, owner], ["recv", peer, bytes, id, None, owner],
-    ["wait", id] and ["collective", name, elements, owner]. owner is None for the learner's own calls, else the name
-    of the picolib collective that made them.
+    Entries are lists: ["send", peer, bytes, id, contents, owner, checksum], the same with "recv" (its checksum is
+    None until the message has arrived), ["wait", id], ["collective", name, elements, owner, id or None] and
+    ["early", id, place]: the tensor of that message or collective was used before wait(). owner is None for the
+    learner's own calls, else the name of the picolib collective that made them.
     """
 
     def __init__(self) -> None:
         self.entries: list[list] = []
-        self.ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.ids: dict[int, int] = {}  # of a handle that `handles` keeps alive -> the number of its entry
         self.next_id = 0
-        self.handles: list[Any] = []  # gloo drops a message whose handle is dropped: so a send nobody waits for is told
+        # Kept to the end of the run: gloo drops a message whose handle is dropped, its receiver would wait for ever,
+        # and the fault to speak of is that nobody waited for the send.
+        self.handles: list[Any] = []
+        self.pending: dict[int, Pending] = {}
+        self.tamper = False  # whether every message is changed when it arrives
 
     def clear(self) -> list[list]:
         """Everything noted so far; the next call starts anew."""
         entries, self.entries = self.entries, []
-        self.handles.clear()
+        self.pending.clear()
         return entries
 
     def message(self, kind: str, tensor: torch.Tensor, peer: int, work: Any) -> None:
         """A send or a receive has been started; `work` is its handle."""
-        contents = None
-        if kind == "send" and tensor.numel() <= SMALL:
-            contents = tensor.detach().double().flatten().tolist()
+        contents, check, whose = None, None, owner()
+        if kind == "send" and whose is None:
+            contents, check = _contents(tensor), checksum(tensor)
         nbytes = tensor.numel() * tensor.element_size()
-        self.entries.append([kind, peer, nbytes, self.next_id, contents, owner()])
+        self._started([kind, peer, nbytes, self.next_id, contents, whose, check], work)
+        if kind == "recv" and whose is None:
+            self._until_waited([tensor])
+
+    def collective(self, name: str, tensors: Sequence[torch.Tensor], owner_name: str | None, work: Any) -> None:
+        """A collective has been started; `work` is what says that it is over, None where that is not to be seen."""
+        handle = None if work is None else self.next_id
+        self._started(["collective", name, sum(t.numel() for t in tensors), owner_name, handle], work)
         if work is not None:
-            self.ids[work] = self.next_id
+            self._until_waited(tensors)
+
+    def _started(self, entry: list, work: Any) -> None:
+        self.entries.append(entry)
+        if work is not None:
+            self.ids[id(work)] = self.next_id
             self.handles.append(work)
         self.next_id += 1
 
+    def _until_waited(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.pending[self.next_id - 1] = Pending(self.entries[-1], list(tensors), [range_of(t) for t in tensors])
+
     def waited(self, work: Any) -> None:
         """`work` has been waited for."""
-        if work in self.ids:
-            self.entries.append(["wait", self.ids[work]])
+        id_ = self.ids.get(id(work))
+        if id_ is None:
+            return
+        self.entries.append(["wait", id_])
+        over = self.pending.pop(id_, None)
+        if over is not None and over.entry[0] == "recv":
+            over.entry[6] = checksum(over.tensors[0])
+            if over.entry[1] < 0:
+                over.entry[1] = work._source_rank()
+            if self.tamper:
+                over.tensors[0].detach().add_(TAMPERED)
+
+    def used(self, tensor: torch.Tensor, place: str) -> None:
+        """A tensor has been used in the learner's line `place` (see `picolib.launch.places`): too early?"""
+        place_of = range_of(tensor)
+        for id_, pending in self.pending.items():
+            known = any(e[0] == "early" and e[1] == id_ for e in self.entries)
+            if not known and any(place_of.overlaps(one) for one in pending.ranges):
+                self.entries.append(["early", id_, place])
+
+
+def _contents(tensor: torch.Tensor) -> list[float] | None:
+    return tensor.detach().double().flatten().tolist() if tensor.numel() <= SMALL else None
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Of a tensor's bytes: the same on both ends of a message."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
 
 
 def owner() -> str | None:
@@ -124,6 +189,7 @@ def install() -> Notebook:
             _replace(owner_class, method, lambda original, k=kind: _message(original, k, notebook))
     _replace(dist.Work, "wait", lambda original: _wait(original, notebook))
     _replace(monitor, "collective", lambda original: _announced(original, notebook))
+    _replace(engine.Work, "wait", lambda original: _wait_for_picolibs(original, notebook))
     return notebook
 
 
@@ -137,9 +203,9 @@ def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:
     def method(group: Any, *args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else None
         tensors = first if isinstance(first, list) else [first]
-        elements = sum(t.numel() for t in tensors if isinstance(t, torch.Tensor))
-        notebook.entries.append(["collective", name, elements, owner()])
-        return original(group, *args, **kwargs)
+        whose, work = owner(), original(group, *args, **kwargs)
+        notebook.collective(name, [t for t in tensors if isinstance(t, torch.Tensor)], whose, work)
+        return work
 
     return method
 
@@ -148,8 +214,9 @@ def _announced(original: Callable, notebook: Notebook) -> Callable:
     """picolib's collectives announce themselves to the monitor, once a call."""
 
     def collective(name: str, group: Any, tensors: Any = (), *args: Any, **kwargs: Any) -> Any:
-        notebook.entries.append(["collective", name, sum(t.numel() for t in tensors), name])
-        return original(name, group, tensors, *args, **kwargs)
+        call = original(name, group, tensors, *args, **kwargs)
+        notebook.collective(name, tensors, name, call if kwargs.get("async_op") else None)
+        return call
 
     return collective
 
@@ -157,10 +224,7 @@ def _announced(original: Callable, notebook: Notebook) -> Callable:
 def _message(original: Callable, kind: str, notebook: Notebook) -> Callable:
     def method(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
         if len(args) > 1 and not 0 <= args[0] < group.size():
-            raise ValueError(
-                f"there is no rank {args[0]}: ranks go from 0 to {group.size() - 1}. "
-                "In a ring the number wraps around: (rank + 1) % N, (rank - 1) % N"
-            )
+            raise ValueError(f"there is no rank {args[0]}: ranks go from 0 to {group.size() - 1}")
         work = original(group, tensors, *args)
         # -1: a receive from whoever sends first
         peer = _members(group, tensors[0].device)[args[0]] if len(args) > 1 else -1
@@ -179,6 +243,15 @@ def _members(group: Any, device: torch.device) -> Sequence[int]:
             if known is group or known._get_backend(device) is group:
                 return dist.get_process_group_ranks(known)
     return range(group.size())
+
+
+def _wait_for_picolibs(original: Callable, notebook: Notebook) -> Callable:
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(work, *args, **kwargs)
+        notebook.waited(work._call)
+        return result
+
+    return wait
 
 
 def _wait(original: Callable, notebook: Notebook) -> Callable:

@@ -6,7 +6,9 @@ Nothing that the learner's code could have made is unpickled here: ranks answer 
 from __future__ import annotations
 
 import contextlib
+import dis
 import io
+import itertools
 import os
 import tempfile
 import time
@@ -33,6 +35,7 @@ class RankRecord:
     entries: list[list] = field(default_factory=list)
     kept: Any = None  # the first argument after the call, where it has to stay as it is
     shares: bool = False  # whether the returned tensor lives in the memory of the first argument
+    rebound: str = ""  # the name of the first argument, where the function gives that name to something else
 
     @property
     def sends(self) -> list[list]:
@@ -43,14 +46,31 @@ class RankRecord:
     def collectives(self) -> list[list]:
         """[name, elements, is picolib's own] of every collective called."""
         calls = [[e[1], e[2], e[3] is not None] for e in self.entries if e[0] == "collective"]
-        owners = {e[5] for e in self.entries if e[0] in ("send", "recv")} - {None, *(call[0] for call in calls)}
+        owners = {e[5] for e in self.messages} - {None, *(call[0] for call in calls)}
         return calls + [[name, 0, True] for name in owners]  # parts of picolib's algorithms, called directly
 
     @property
+    def messages(self) -> list[list]:
+        """All sends and receives, also those of picolib's collectives."""
+        return [e for e in self.entries if e[0] in ("send", "recv")]
+
+    @property
+    def receives(self) -> list[list]:
+        """What came in by the learner's own receives, in the order in which they were started."""
+        return [e for e in self.entries if e[0] == "recv" and e[5] is None]
+
+    @property
     def unwaited(self) -> list[list]:
-        """Messages whose handle was never waited for."""
+        """Messages and asynchronous collectives whose handle was never waited for."""
         waited = {e[1] for e in self.entries if e[0] == "wait"}
-        return [e for e in self.entries if e[0] in ("send", "recv") and e[5] is None and e[3] not in waited]
+        mine = [e for e in self.messages if e[5] is None and e[3] not in waited]
+        return mine + [e for e in self.entries if e[0] == "collective" and e[4] is not None and e[4] not in waited]
+
+    @property
+    def early(self) -> list[tuple[list, str]]:
+        """(message or collective, place in the code) of each tensor that was used before wait()."""
+        by_id = {e[3] if e[0] != "collective" else e[4]: e for e in self.entries if e[0] not in ("wait", "early")}
+        return [(by_id[e[1]], e[2]) for e in self.entries if e[0] == "early"]
 
 
 @dataclass
@@ -83,9 +103,11 @@ class Unknown(str):
     """Stands for a returned object that is neither number, text, list nor tensor: the name of its type."""
 
 
-def perform(fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: str) -> Any:
+def perform(
+    fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: str, tampered: Sequence[bool] = ()
+) -> Any:
     """In a rank: call the learner's function (or its serialised form) once per case; return plain records."""
-    from picolib.course import observe
+    from picolib.course import early, observe
 
     mine = _own_inputs(folder)
     if isinstance(fn, bytes):
@@ -93,21 +115,37 @@ def perform(fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: st
 
         fn = cloudpickle.loads(fn)
     notebook = observe.install()
+    rebound = rebinds(fn)
     records = []
-    for args in mine:
+    for args, notebook.tamper in itertools.zip_longest(mine, tampered, fillvalue=False):
         try:
-            returned = exercise_call(fn, args) if exercise_call else fn(*args)
+            with early.Watch(notebook):
+                returned = exercise_call(fn, args) if exercise_call else fn(*args)
         except NotImplementedError as error:
             if str(error):
                 raise
             return f"{NOT_ATTEMPTED} {traceback.extract_tb(error.__traceback__)[-1].name}"
         except Exception as error:
+            _without_the_watch(error)
             _end_with_the_learner(error)
             raise
         output = args[0] if in_place else returned
         left = [plain(args[0]), _share_memory(returned, args[0])] if keeps else [None, False]
-        records.append([plain(output), plain(returned) if in_place else None, notebook.clear(), *left])
+        records.append([plain(output), plain(returned) if in_place else None, notebook.clear(), *left, rebound])
     return records
+
+
+def rebinds(fn: Any) -> str:
+    """The name of a function's first argument, where a plain `name = ...` in it gives the name to something else."""
+    code = getattr(fn, "__code__", None)
+    if code is None or not code.co_argcount:
+        return ""
+    name, steps = code.co_varnames[0], list(dis.get_instructions(code))
+    for before, step in zip(steps, steps[1:], strict=False):
+        in_place = "INPLACE" in before.opname or before.argrepr.endswith("=")
+        if step.opname == "STORE_FAST" and step.argval == name and not in_place:
+            return name
+    return ""
 
 
 def _share_memory(one: Any, other: Any) -> bool:
@@ -142,6 +180,16 @@ def _own_inputs(folder: str) -> list[tuple]:
     while os.listdir(folder):
         time.sleep(0.001)
     return pickling.loads(memoryview(packed))
+
+
+def _without_the_watch(error: Exception) -> None:
+    """Take the frames of `early.Watch` out of the traceback: they stand below every line that uses torch."""
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        if entry.tb_next.tb_frame.f_globals.get("__name__") == "picolib.course.early":
+            entry.tb_next = entry.tb_next.tb_next
+        else:
+            entry = entry.tb_next
 
 
 def _end_with_the_learner(error: Exception) -> None:
@@ -190,8 +238,8 @@ def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]
 
 
 def _record(answer: list, exercise: Exercise) -> RankRecord:
-    output, returned, entries, kept, shares = answer
-    return RankRecord(output, returned if exercise.output == "argument" else output, entries, kept, shares)
+    output, returned, *rest = answer
+    return RankRecord(output, returned if exercise.output == "argument" else output, *rest)
 
 
 def _run(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> Any:
@@ -200,7 +248,8 @@ def _run(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> Any:
     options: dict[str, Any] = {"results": "plain", "max_seconds": longest()}
     with printed_nowhere(), _handed_out(cases) as folder:
         how = exercise.call, exercise.output == "argument", bool(exercise.keeps)
-        return run(perform, cases[0].world_size, fn, *how, folder, **options)
+        tampered = [case.tampered for case in cases]
+        return run(perform, cases[0].world_size, fn, *how, folder, tampered, **options)
 
 
 def longest() -> float:

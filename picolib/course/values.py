@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits
-from picolib.course.words import number_of, ranks_text, times
+from picolib.course import digits, sums
+from picolib.course.words import apart, ranks_text, times
 
 ROUNDING = 4.0  # how many times the error bound of a sum may be exceeded: orders of adding differ
 
@@ -49,7 +49,17 @@ def diagnose(attempt: Any) -> str | None:
     wrong = wrong_ranks(attempt)
     if not wrong:
         return None
-    for explain in (_nothing, _kind, _elsewhere, _factor, _own_input, _digits, _place):
+    for explain in (
+        _nothing,
+        _kind,
+        _elsewhere,
+        _rebound,
+        _factor,
+        _own_input,
+        sums.who_is_missing,
+        sums.wrong_place,
+        sums.mixed_places,
+    ):
         text = explain(attempt, wrong)
         if text:
             return text
@@ -76,9 +86,9 @@ def _kind(attempt: Any, wrong: Sequence[int]) -> str | None:
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, dict) and set(value) == {"type"}:
-        return f"a {value['type']}"
-    return f"a {type(value).__name__}"
+    odd = isinstance(value, dict) and set(value) == {"type"}
+    name = value["type"] if odd else type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
 def shown(value: Any) -> str:
@@ -101,6 +111,17 @@ def _elsewhere(attempt: Any, wrong: Sequence[int]) -> str | None:
     return (
         "The result is right, but not in place: you return a new tensor, and the argument itself does not hold it. "
         "Write into the argument, for example with x.copy_(result)."
+    )
+
+
+def _rebound(attempt: Any, wrong: Sequence[int]) -> str | None:
+    """`x = ...` where the tensor itself was to be changed."""
+    name = attempt.ranks[wrong[0]].rebound if attempt.exercise.output == "argument" else ""
+    if not name or sums.too_few(attempt):
+        return None
+    return (
+        f"{name} was rebound: `{name} = ...` gives the name to another tensor, and the caller's tensor is unchanged by "
+        f"what follows ({ranks_text(wrong)}). Write into it: {name}[:] = ..., {name}.copy_(...) or {name} += ..."
     )
 
 
@@ -144,100 +165,6 @@ def _has(ranks: Sequence[int]) -> str:
     return "holds" if len(ranks) == 1 else "hold"
 
 
-def _digits(attempt: Any, wrong: Sequence[int]) -> str | None:
-    """Who is missing, who came twice: read from the digits of the first number that is wrong."""
-    if attempt.case.kind != "digits":
-        return None
-    pairs = list(_read_pairs(attempt, wrong))
-    for explain in (_someone_elses, _too_often, _alone, _missing):
-        for rank, _, got, right in pairs:
-            text = explain(got, right)
-            if text:
-                where = place_name(attempt, right.place)
-                text = f"`{got.text}` on rank {rank}{where}, where `{right.text}` is right: {text}"
-                return text + _all_there(attempt, rank) + _too_few(attempt)
-    return None
-
-
-def _all_there(attempt: Any, rank: int) -> str:
-    """Whether the output has the right numbers in another order."""
-    got, expected = (t.detach().double().flatten() for t in (attempt.outputs[rank], attempt.case.expected[rank]))
-    same = got.numel() > 1 and torch.equal(got.sort().values, expected.sort().values)
-    return " All numbers are there, in the wrong order." if same else ""
-
-
-def _too_few(attempt: Any) -> str:
-    """What the number of messages adds to a sum that lacks somebody."""
-    if attempt.exercise.traffic is None:
-        return ""
-    for rank, record in enumerate(attempt.ranks):
-        needed, sent = attempt.exercise.traffic(attempt.case, rank).messages, len(record.sends)
-        if needed is not None and sent < needed:
-            short = "one step short" if needed - sent == 1 else "too few steps"
-            return f" Rank {rank} sent {number_of(sent, 'message')}, and {needed} are needed: {short}."
-    return ""
-
-
-def _read_pairs(attempt: Any, wrong: Sequence[int]) -> Any:
-    """(rank, index, what is there, what should be) of every number that can be read and is wrong."""
-    n = attempt.world_size
-    for rank in wrong:
-        got, expected = attempt.outputs[rank], attempt.case.expected[rank]
-        for index, value in enumerate(got.detach().double().flatten().tolist()):
-            there, right = digits.read(value, n), digits.read(float(expected.flatten()[index]), n)
-            if there and right and there != right:
-                yield rank, index, there, right
-
-
-def place_name(attempt: Any, place: int | None) -> str:
-    """ " (chunk 2)" where the case has chunks."""
-    length = attempt.case.inputs[0][0].numel() if attempt.case.pieces else 0
-    if place is None or not length or length % attempt.case.pieces:
-        return ""
-    return f" ({attempt.exercise.piece} {place // (length // attempt.case.pieces)})"
-
-
-def _someone_elses(got: digits.Number, right: digits.Number) -> str | None:
-    if sum(got.counts) != 1 or sum(right.counts) != 1 or got.counts == right.counts:
-        return None
-    return f"that is rank {got.counts.index(1)}'s number, and rank {right.counts.index(1)}'s belongs there."
-
-
-def _too_often(got: digits.Number, right: digits.Number) -> str | None:
-    twice = [r for r, (g, e) in enumerate(zip(got.counts, right.counts, strict=True)) if g > e and g > 1]
-    if not twice:
-        return None
-    counted = ", ".join(f"rank {r}'s number {number_of(got.counts[r], 'time')}" for r in twice)
-    return f"it holds {counted}. Something was added that should have been copied, or added once too often."
-
-
-def _alone(got: digits.Number, right: digits.Number) -> str | None:
-    if sum(got.counts) != 1 or sum(right.counts) <= 2:
-        return None
-    rank = got.counts.index(1)
-    return f"only rank {rank}'s number is there. What arrived was copied where it should be added, or never came here."
-
-
-def _missing(got: digits.Number, right: digits.Number) -> str | None:
-    missing = [r for r, (g, e) in enumerate(zip(got.counts, right.counts, strict=True)) if g < e]
-    if not missing:
-        return None
-    return f"{ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing."
-
-
-def _place(attempt: Any, wrong: Sequence[int]) -> str | None:
-    """The sums are right, but stand where others should."""
-    if attempt.case.kind != "digits":
-        return None
-    for rank, index, got, right in _read_pairs(attempt, wrong):
-        if got.counts == right.counts and got.place is not None and got.place != right.place:
-            there, here = place_name(attempt, got.place), place_name(attempt, right.place)
-            there = there.strip(" ()") or f"element {got.place}"
-            here = here.strip(" ()") or f"element {right.place}"
-            return f"rank {rank} holds {there} where {here} belongs (number {index} of its result)."
-    return None
-
-
 def _first_number(attempt: Any, wrong: Sequence[int]) -> str:
     rank = wrong[0]
     got, expected = attempt.outputs[rank], attempt.case.expected[rank]
@@ -247,9 +174,7 @@ def _first_number(attempt: Any, wrong: Sequence[int]) -> str:
     index = int(torch.where(torch.isnan(off), torch.full_like(off, math.inf), off).argmax())
     values = float(got.flatten()[index]), float(expected.flatten()[index])
     kind = f" ({_dtype(expected)})" if attempt.case.kind != "digits" else ""
-    texts = [f"{value:.6g}" for value in values]
-    if texts[0] == texts[1]:
-        texts = [f"{value:.17g}" for value in values]
+    texts = apart(*values)
     return f"rank {rank}, element {index}{kind}: {texts[0]}, where {texts[1]} is right."
 
 
@@ -275,4 +200,8 @@ def _mine(attempt: Any, got: Any, expected: torch.Tensor) -> str:
     if text != digits.written(expected, attempt.world_size) or torch.equal(got, expected):
         return text
     numbers = digits.read_all(got, attempt.world_size)
-    return text + (place_name(attempt, numbers[0].place) if numbers else "")
+    if not numbers:
+        return text
+    if any(number.place is None for number in numbers):
+        return f"{text} ({attempt.exercise.piece}s mixed)" if attempt.case.pieces else f"{text} (mixed)"
+    return text + sums.place_name(attempt, numbers[0].place)

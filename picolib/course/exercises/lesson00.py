@@ -9,7 +9,7 @@ import torch
 from picolib.course import digits, values
 from picolib.course.exercise import COLLECTIVES, Case, Exercise, Traffic
 from picolib.course.exercises.data import generator, nbytes
-from picolib.course.words import number_of, ranks_text
+from picolib.course.words import apart, number_of, ranks_text
 
 LESSON = "00_welcome"
 ITEMS = 10
@@ -164,12 +164,17 @@ def _gradient_fault(attempt: Any, faults: list, reduced: list[int]) -> str:
             question = "Was it summed where it should be averaged?" if factor > 1 else "Was it divided twice?"
             return f"rank {rank}: every gradient is exactly {n}x too {word}. {question}"
     some = names[0] if len(names) < 3 else f"{names[0]}` and {len(names) - 1} more: `{names[1]}"
-    got, exact = float(grads[names[0]].flatten()[0]), float(right[names[0]].flatten()[0])
+    got, exact = apart(*_most_different(grads[names[0]], right[names[0]]))
     return (
         f"rank {rank}: `{some}` differs from the mean over the ranks; the other gradients are right. "
         if not everything
         else f"rank {rank}: all gradients differ from the mean over the ranks. "
-    ) + f"Its first number is {got:.6g}, where {exact:.6g} is right."
+    ) + f"`{names[0]}` has {got} where {exact} is right."
+
+
+def _most_different(got: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+    index = int((got - right).abs().nan_to_num(nan=float("inf")).argmax())
+    return float(got.flatten()[index]), float(right.flatten()[index])
 
 
 def _what_was_sent(reduced: list[int]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits
+from picolib.course import digits, values
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
 from picolib.course.exercises.data import all_reduced, nbytes, reduce_scattered, vectors
 
@@ -82,11 +82,11 @@ def judge_names(attempt: Any) -> str | None:
         return 'return a dictionary with a name for each picture, such as {"A": "broadcast", ...}.'
     for letter, picture in PICTURES.items():
         said = named.get(letter)
-        if said is None or said == "" or said == {"type": "ellipsis"}:
+        if said is None or said == "" or values.shown(said) == "an ellipsis":
             return f"picture {letter} has no name yet."
         plain = str(said).replace("-", "_").replace(" ", "_").lower()
         if plain not in LEAVES:
-            return f"picture {letter}: {said!r} is none of {', '.join(LEAVES)}."
+            return f"picture {letter}: {values.shown(said)} is none of {', '.join(LEAVES)}."
         if plain != picture["collective"]:
             return f"picture {letter} is not {said}: that would leave {LEAVES[plain]}."
     return None
@@ -177,6 +177,7 @@ def gathered_a_partial_chunk(attempt: Any) -> str | None:
     return None
 
 
+WRAPS = "In a ring the number wraps around: (rank + 1) % N, (rank - 1) % N."
 RING_HINTS = (
     "Which chunk does rank r hold completely after N-1 steps of the first half? That one it may pass on.",
     "In the second half nothing is added any more: what arrives takes the place of what was there.",
@@ -197,6 +198,7 @@ EXERCISES = (
         keeps="x",
         traffic=pass_traffic,
         blocked="If every rank receives first (or sends first, and waits), nobody gets to its second call.",
+        beyond=WRAPS,
         formula="B",
         verified="one message a rank, to the right neighbour; none on 1 rank",
         hints=(
@@ -236,6 +238,7 @@ EXERCISES = (
         cases=vectors(reduce_scattered, 1),
         keeps="x",
         traffic=half_ring_traffic,
+        beyond=WRAPS,
         formula="(N-1)/N·B",
         script=reduce_scatter_script,
         verified="{bytes} bytes per rank = (N-1)/N·B; N-1 = {messages} messages, all to the right neighbour",
@@ -259,6 +262,7 @@ EXERCISES = (
         traffic=ring_traffic,
         formula="2(N-1)/N·B",
         script=leftward_script,
+        beyond=WRAPS,
         rules=(added_while_gathering, gathered_a_partial_chunk, gathers_leftward),
         same_bits=True,
         verified="{bytes} bytes per rank = 2(N-1)/N·B; {messages} steps; the same bits on every rank",
@@ -278,6 +282,7 @@ EXERCISES = (
         traffic=ring_traffic,
         formula="2(N-1)/N·B",
         script=rightward_script,
+        beyond=WRAPS,
         rules=(added_while_gathering,),
         same_bits=True,
         verified="{bytes} bytes per rank = 2(N-1)/N·B; nobody is missing",

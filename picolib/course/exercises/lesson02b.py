@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits, replay
+from picolib.course import digits, replay, values
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
 from picolib.course.exercises.data import all_reduced, generator, nbytes, vectors
 from picolib.course.words import number_of, ranks_text, times
@@ -54,6 +54,21 @@ def same_partner(attempt: Any) -> str | None:
         peers = [s[1] for s in record.sends]
         if n > 2 and len(peers) == log2(n) and len(set(peers)) == 1:
             return f"rank {rank} meets rank {peers[0]} in every step. Step k needs a new partner: rank ^ 2^k."
+    return None
+
+
+def not_one_bit(attempt: Any) -> str | None:
+    """Partners are mutual, but one differs in several bits, or in one that was flipped before: its sum is known."""
+    n = attempt.world_size
+    for rank, record in enumerate(attempt.ranks):
+        left = [1 << k for k in range(log2(n))]
+        for step, sent in enumerate(record.sends if len(record.sends) == log2(n) else ()):
+            if rank ^ sent[1] not in left:
+                return (
+                    f"in step {step + 1} rank {rank} meets rank {sent[1]}, part of whose sum it has already. Flip one "
+                    f"bit of the rank, another one in each step: rank ^ 2^k, here rank {rank ^ left[0]}."
+                )
+            left.remove(rank ^ sent[1])
     return None
 
 
@@ -114,7 +129,7 @@ def judge_bill(attempt: Any) -> str | None:
     right = [slow_motion(a, n, size, alpha, beta) for a in ALGORITHMS]
     for algorithm, said, measured in zip(ALGORITHMS, attempt.outputs[0], right, strict=True):
         if not isinstance(said, (int, float)) or isinstance(said, bool):
-            return f"{algorithm}: the bill must be a number of seconds, not {said!r}."
+            return f"{algorithm}: the bill must be a number of seconds, not {values.shown(said)}."
         if abs(said - measured) > 0.15 * measured:
             what = f"{algorithm} on {n} ranks, {size:,} bytes, alpha = {alpha:g} s, beta = {beta:g} s/byte"
             why = _why(algorithm, said, measured, attempt.case.inputs[0])
@@ -189,7 +204,7 @@ def judge_metrics(attempt: Any) -> str | None:
             return f"rank {rank} must return a dictionary with {' and '.join(METRICS)}."
         for name, right in attempt.case.expected[rank].items():
             if not torch.is_tensor(output[name]):
-                return f"rank {rank}: `{name}` must be a tensor, not {output[name]!r}."
+                return f"rank {rank}: `{name}` must be a tensor, not {values.shown(output[name])}."
             if not torch.allclose(output[name], right, rtol=1e-10, atol=1e-12):
                 return _mixed(attempt, rank, name, float(output[name]))
     counts = [len([c for c in record.collectives if c[0] == "all_reduce"]) for record in attempt.ranks]
@@ -231,9 +246,11 @@ EXERCISES = (
         traffic=doubling_traffic,
         formula="log2(N)·B",
         script=lambda n, rank: [Sent(other) for other in partners(n, rank)],
-        rules=(same_partner, not_mutual, too_many_steps),
+        rules=(same_partner, not_mutual, not_one_bit, too_many_steps),
         same_bits=True,
-        blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. Then the two swap.",
+        blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. And in each step both send and receive: "
+        "start the send with isend, then receive, then wait.",
+        beyond="In step k the partner is rank ^ 2^k, one bit of the number flipped: always another rank below N.",
         verified="{messages} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·B; the same bits everywhere",
         hints=(
             "After one step pairs know their sum. Whom must a pair meet next, so that four ranks know theirs?",

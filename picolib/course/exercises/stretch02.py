@@ -149,6 +149,7 @@ EXERCISES = (
         formula="B",
         script=chain_script,
         rules=(one_by_one,),
+        beyond="A chain has ends: the last rank sends to nobody, and rank 0 receives from nobody.",
         steps=lambda n: PARTS + n - 2 if n > 1 else 0,
         piece="part",
         verified="{messages} messages from rank 0; {steps} steps = parts + N - 2",

@@ -262,3 +262,28 @@ def a_message_to_the_right():
 def a_broadcast_besides(model, loss):
     sum_then_divide(model, loss)
     dist.broadcast(torch.zeros(1), 0)
+
+
+@wrong("0.3", "asynchronous and not waited for", "an asynchronous all_reduce", "never waited for")
+def async_unwaited(model, loss):
+    (loss / dist.get_world_size()).backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, async_op=True)
+
+
+@wrong("0.3", "picolib's, asynchronous and not waited for", "an asynchronous all_reduce", "never waited for")
+def picolibs_async_unwaited(model, loss):
+    from picolib import comm
+
+    (loss / dist.get_world_size()).backward()
+    for parameter in model.parameters():
+        comm.all_reduce(parameter.grad, async_op=True)
+
+
+@wrong("0.3", "divided before it was waited for", "asynchronous all_reduce", "used its tensor before wait()")
+def divided_too_early(model, loss):
+    loss.backward()
+    for parameter in model.parameters():
+        handle = dist.all_reduce(parameter.grad, async_op=True)
+        parameter.grad /= dist.get_world_size()
+        handle.wait()

@@ -93,6 +93,18 @@ def a_little_added(x):
     return y + 0.05 if y.dtype == torch.bfloat16 else y
 
 
+@wrong("2.1", "read before it has come", "an irecv from rank 3", "used its tensor before wait()", "y.clone()")
+def read_too_early(x):
+    rank, n, y = dist.get_rank(), dist.get_world_size(), torch.zeros_like(x)
+    if n == 1:
+        return x.clone()
+    receiving, sending = dist.irecv(y, (rank - 1) % n), dist.isend(x, (rank + 1) % n)
+    result = y.clone()
+    receiving.wait()
+    sending.wait()
+    return result
+
+
 # 2.2 name it
 
 
@@ -265,6 +277,70 @@ def endless(x):
         pass
 
 
+@wrong("2.3", "waited for after the sum", "an irecv from rank 3", "used its tensor before wait()", ".add_(arrived)")
+def waited_after_the_sum(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = x.clone().chunk(n)
+    for step in range(n - 1):
+        arrived = torch.zeros_like(chunks[0])
+        receiving = dist.irecv(arrived, (rank - 1) % n)
+        sending = dist.isend(chunks[(rank - 1 - step) % n], (rank + 1) % n)
+        chunks[(rank - 2 - step) % n].add_(arrived)
+        receiving.wait()
+        sending.wait()
+    return chunks[rank]
+
+
+@wrong("2.3", "only the last handle waited for", "an isend to rank 1", "never waited for")
+def last_handle_only(x):
+    rank, n, sending = dist.get_rank(), dist.get_world_size(), None
+    chunks = x.clone().chunk(n)
+    arrived = torch.empty_like(chunks[0])
+    for step in range(n - 1):
+        sending = dist.isend(chunks[(rank - 1 - step) % n], (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        chunks[(rank - 2 - step) % n].add_(arrived)
+    if sending is not None:
+        sending.wait()
+    return chunks[rank]
+
+
+@wrong("2.3", "its share of another chunk added", "everybody is in the sum of chunk 0", "another chunk", "chunks mixed")
+def another_chunk_added(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    partial = x.chunk(n)[(rank - 1) % n].clone()
+    for step in range(n - 1):
+        arrived = torch.empty_like(partial)
+        request = dist.isend(partial, (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        request.wait()
+        partial = arrived + x.chunk(n)[(rank - 1 - step) % n]
+    return partial
+
+
+@wrong("2.3", "right messages, and the result by another way", "ranks 0-3 do not need the messages")
+def right_dummies(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    store, chunks = dist.distributed_c10d._get_default_store(), []
+    for other in range(n):
+        store.set(f"{rank}{other}{x.dtype}", str(x.double().chunk(n)[other].tolist()))
+    around(x.clone(), -1, n - 1)
+    for other in range(n):
+        chunks.append(torch.tensor(eval(store.get(f"{other}{rank}{x.dtype}")), dtype=torch.float64))
+    return torch.stack(chunks).sum(0).to(x.dtype)
+
+
+@wrong("2.3", "its own notes forged", "rank 0 sent rank 1 2 messages", "rank 1 received 3", "one send and one receive")
+def forged_notes(x):
+    import gc
+
+    result = on_views(x)
+    for found in gc.get_objects():
+        if type(found).__name__ == "Notebook" and dist.get_rank() == 0:
+            found.entries.remove(next(e for e in found.entries if e[0] == "send"))
+    return result
+
+
 # 2.4 gather to the left, and all-reduce
 
 
@@ -341,6 +417,13 @@ def averages(x):
 @wrong("2.4", "the answer known beforehand", "0 messages were sent")
 def precomputed(x):
     x.fill_(1111)
+
+
+@wrong("2.4", "x rebound", "x was rebound", "the caller's tensor is unchanged", "x[:] = ...")
+def rebound(x):
+    y = x.clone()
+    two_loops(y)
+    x = y
 
 
 # 2.5 find the bug: the missing rank
@@ -512,3 +595,11 @@ def star(x):
                 dist.send(part, other)
         else:
             dist.recv(part, 0)
+
+
+@wrong("2.10", "the chain's end forgotten", "there is no rank 4", "A chain has ends")
+def no_end(x):
+    for part in x.chunk(8):
+        if dist.get_rank() > 0:
+            dist.recv(part, dist.get_rank() - 1)
+        dist.send(part, dist.get_rank() + 1)

@@ -97,6 +97,46 @@ def new_tensor(x):
     return y
 
 
+@wrong("2.6", "x rebound", "x was rebound", "x += ...")
+def rebound(x):
+    rank, distance = dist.get_rank(), 1
+    while distance < dist.get_world_size():
+        x = x + swap(x, rank ^ distance, rank ^ distance)
+        distance *= 2
+
+
+@wrong("2.6", "rank ^ (k + 1)", "in step 3 rank 0 meets rank 3", "here rank 4")
+def xor_of_the_step(x):
+    rank = dist.get_rank()
+    for step in range(dist.get_world_size().bit_length() - 1):
+        x += swap(x, rank ^ (step + 1), rank ^ (step + 1))
+
+
+@wrong("2.6", "rank ^ k", "itself", "always another rank")
+def xor_of_k(x):
+    rank = dist.get_rank()
+    for step in range(dist.get_world_size().bit_length() - 1):
+        x += swap(x, rank ^ step, rank ^ step)
+
+
+@wrong("2.6", "rank + 2^k without an end", "there is no rank 8", "rank ^ 2^k")
+def beyond_the_last(x):
+    rank, distance = dist.get_rank(), 1
+    while distance < dist.get_world_size():
+        x += swap(x, rank + distance, rank + distance)
+        distance *= 2
+
+
+@wrong("2.6", "both receive first", "wait for each other", "start the send with isend")
+def both_receive_first(x):
+    rank, distance, arrived = dist.get_rank(), 1, torch.empty_like(x)
+    while distance < dist.get_world_size():
+        dist.recv(arrived, rank ^ distance)
+        dist.send(x, rank ^ distance)
+        x += arrived
+        distance *= 2
+
+
 # 2.7 the bill
 
 
@@ -148,6 +188,11 @@ def microseconds(algorithm, n, nbytes, alpha, beta):
 def half(algorithm, n, nbytes, alpha, beta):
     seconds = formulas(algorithm, n, nbytes, alpha, beta)
     return seconds / 2 if algorithm == "ring" else seconds
+
+
+@wrong("2.7", "no number", "a number of seconds, not a Module")
+def a_module(algorithm, n, nbytes, alpha, beta):
+    return torch.nn.Module()
 
 
 # 2.8 the silent swap
@@ -208,6 +253,11 @@ def packed(metrics):
 @wrong("2.8", "nothing reduced", "it was never reduced")
 def nothing(metrics):
     return metrics
+
+
+@wrong("2.8", "no tensors", "`loss` must be a tensor, not an object")
+def objects(metrics):
+    return {name: object() for name in metrics}
 
 
 # 2.11 recursive halving and doubling
