@@ -152,7 +152,9 @@ def owner() -> str | None:
     while frame is not None and frame.f_globals.get("__name__") != "picolib.course.trial":
         module = frame.f_globals.get("__name__", "")
         if module.startswith("picolib.parallel."):
-            name = ".".join(module.split(".")[1:3])  # "parallel.ddp": the strategy, whichever of its hooks it was
+            # "parallel.ddp": the strategy, whichever of its hooks it was, and whatever called the hook
+            if module.count(".") > 2 or not str(name).startswith("parallel."):
+                name = ".".join(module.split(".")[1:3])
         elif module.startswith("picolib.") and not module.startswith(("picolib.launch", "picolib.course")):
             name = frame.f_code.co_name
         frame = frame.f_back
