@@ -1,0 +1,110 @@
+"""What exercises about averaged gradients share: known gradients, and what is wrong with those that ranks end with.
+
+The loss is the sum of w·x over all parameters w, so the gradient of w is x, whatever the values of w are. In the digits
+case rank r's x is 10^r, and behind the point stands which parameter it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from picolib.course import digits, values
+from picolib.course.exercise import Case
+from picolib.course.words import apart, number_of, ranks_text, times
+
+Gradients = dict[str, torch.Tensor]
+
+
+def given(shapes: Mapping[str, tuple], rank: int, kind: str, random: torch.Generator, dtype: torch.dtype) -> Gradients:
+    """The gradients of one rank: digits, or random numbers."""
+    if kind == "digits":
+        numbers = [10.0**rank + place * digits.PLACE for place in range(len(shapes))]
+        return {
+            name: torch.full(shape, x, dtype=dtype) for (name, shape), x in zip(shapes.items(), numbers, strict=True)
+        }
+    return {name: torch.randn(shape, generator=random).to(dtype) for name, shape in shapes.items()}
+
+
+def mean(ranks: Sequence[Gradients]) -> Gradients:
+    """What data parallelism leaves on every rank, computed in float64 and rounded once."""
+    return {name: torch.stack([g[name].double() for g in ranks]).mean(0).to(ranks[0][name].dtype) for name in ranks[0]}
+
+
+def fault(case: Case, got: Sequence[Gradients], right: Gradients, own: Sequence[Gradients]) -> str | None:
+    """What is wrong with the gradients that the ranks ended with; `own` are those that they began with."""
+    for rank, mine in enumerate(got):
+        for name, tensor in right.items():
+            if not isinstance(mine[name], torch.Tensor) or mine[name].shape != tensor.shape:
+                what = f"shape {list(mine[name].shape)}" if isinstance(mine[name], torch.Tensor) else "no tensor"
+                return f"rank {rank}: the gradient of `{name}` has {what}; {list(tensor.shape)} is right."
+    wrong = [
+        (r, name) for r, mine in enumerate(got) for name in right if not values.agrees(mine[name], right[name], case)
+    ]
+    if not wrong:
+        return None
+    n, rank = len(got), wrong[0][0]
+    names = list(dict.fromkeys(name for _, name in wrong))
+    untouched = [name for name in names if all(torch.equal(got[r][name], own[r][name]) for r, k in wrong if k == name)]
+    if untouched:
+        return _untouched(untouched, len(right))
+    return (
+        _too_big(got, right, n)
+        or _elsewhere(case, rank, names[0], got[rank], right)
+        or _other(rank, names, got[rank], right)
+    )
+
+
+def _untouched(names: Sequence[str], of: int) -> str:
+    if len(names) == of:
+        return (
+            "every parameter still has its own gradient. What an all-reduce leaves in another tensor is not yet in "
+            "p.grad: copy it back."
+        )
+    more = f" and {number_of(len(names) - 1, 'more parameter')}" if len(names) > 1 else ""
+    return f"`{names[0]}`{more} still has its own gradient: it was in no all-reduce, or nothing was copied back."
+
+
+def _too_big(got: Sequence[Gradients], right: Gradients, n: int) -> str | None:
+    """All gradients, on all ranks, by the same factor."""
+    pairs = [(mine[name].double(), right[name].double()) for mine in got for name in right]
+    for factor in {float(n), 1.0 / n, *(k for m in (2, 3, 4) for k in (m, 1.0 / m))} - {1.0}:
+        if all(torch.allclose(one, other * factor, rtol=1e-5) for one, other in pairs):
+            guess = "Was it summed where it should be averaged?" if factor > 1 else "Was it divided twice?"
+            word = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
+            return f"every gradient is exactly {word}. {guess}"
+    return None
+
+
+def _elsewhere(case: Case, rank: int, name: str, got: Gradients, right: Gradients) -> str | None:
+    """Another parameter's gradient, read from behind the point."""
+    number = (
+        digits.read(float(got[name].flatten()[0]) * case.world_size, case.world_size) if case.kind == "digits" else None
+    )
+    names = list(right)
+    if number is None:
+        return None
+    if (
+        set(number.counts) == {1}
+        and number.place is not None
+        and number.place < len(names)
+        and names[number.place] != name
+    ):
+        return (
+            f"rank {rank}: `{name}` holds the gradient of `{names[number.place]}`. Cut the flat tensor up "
+            "in the order in which it was put together."
+        )
+    missing = [r for r, count in enumerate(number.counts) if count == 0]
+    if not missing:
+        return None
+    who = f"{ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+    return f"rank {rank}: {who} in the gradient of `{name}`. Was it read before its all-reduce was over?"
+
+
+def _other(rank: int, names: Sequence[str], got: Gradients, right: Gradients) -> str:
+    one, other = got[names[0]].double().flatten(), right[names[0]].double().flatten()
+    index = int((one - other).abs().nan_to_num(nan=float("inf")).argmax())
+    wrong, exact = apart(float(one[index]), float(other[index]))
+    rest = "" if len(names) == len(right) else "; others are right"
+    return f"rank {rank}: `{names[0]}` differs from the mean over the ranks: {wrong}, where {exact} is right{rest}."

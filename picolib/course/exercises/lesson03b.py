@@ -1,0 +1,268 @@
+"""Exercises of sitting 03B: gradients in buckets, overlapped with backward, accumulated over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from picolib.course import observe
+from picolib.course.exercise import Case, Exercise
+from picolib.course.exercises import gradients, lesson03b_overlap
+from picolib.course.exercises.data import generator
+from picolib.course.words import number_of
+
+LESSON = "03B_ddp_fast"
+
+
+# 3.3 ----------------------------------------------------------------------------------------------------------
+
+SHAPES = {  # in the order of model.parameters(): the backward pass comes to the last one first
+    "embedding.weight": (2, 3),
+    "layers.0.weight": (6, 4),
+    "layers.0.bias": (6,),
+    "layers.1.weight": (8, 4),
+    "layers.1.bias": (8,),
+    "norm.weight": (3,),
+    "lm_head.bias": (7,),
+}
+COUNTS = [torch.Size(shape).numel() for shape in SHAPES.values()]
+CAPS = {"digits": 80, "float32": 200, "bfloat16": 64}
+DTYPES = {"digits": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def bucket_cases(world_size: int, seed: int) -> list[Case]:
+    """The gradients of a small model, and how many bytes fill a bucket."""
+    random, made = generator(seed, world_size), []
+    for kind, dtype in DTYPES.items():
+        if kind != "bfloat16" or world_size == 3:
+            own = [gradients.given(SHAPES, rank, kind, random, dtype) for rank in range(world_size)]
+            made.append(Case(kind, tuple((g, CAPS[kind]) for g in own), (gradients.mean(own),) * world_size))
+    return made
+
+
+def with_gradients(fn: Any, arguments: tuple) -> dict[str, Any]:
+    """In a rank: parameters that have these gradients; what they are after the learner's function."""
+    own, cap = arguments
+    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in own.values()]
+    for parameter, gradient in zip(parameters, own.values(), strict=True):
+        parameter.grad = gradient.clone()
+    fn(parameters, cap)
+    return dict(zip(own, (p.grad for p in parameters), strict=True))
+
+
+def filled(counts: Sequence[int], size: int, cap: float) -> list[int]:
+    """Elements of each bucket: one is closed as soon as it holds `cap` bytes or more."""
+    buckets = [0]
+    for count in counts:
+        if buckets[-1] * size >= cap:
+            buckets.append(0)
+        buckets[-1] += count
+    return buckets
+
+
+def _never_above(counts: Sequence[int], size: int, cap: float) -> list[int]:
+    """Another rule, which is not asked for: closed before it would hold more than `cap`."""
+    buckets = [0]
+    for count in counts:
+        if buckets[-1] and (buckets[-1] + count) * size > cap:
+            buckets.append(0)
+        buckets[-1] += count
+    return buckets
+
+
+def judge_buckets(attempt: Any) -> str | None:
+    """The mean on every rank, by all-reduces of the right sizes in the right order."""
+    own = [arguments[0] for arguments in attempt.case.inputs]
+    cap = attempt.case.inputs[0][1]
+    backwards, size = COUNTS[::-1], DTYPES[attempt.case.kind].itemsize
+    right = filled(backwards, size, cap)
+    sizes = [[c[1] for c in record.collectives if c[0] == "all_reduce"] for record in attempt.ranks]
+    wrong = gradients.fault(attempt.case, attempt.outputs, attempt.case.expected[0], own)
+    if wrong:
+        dropped = sizes[0] == right[:-1] and "still has its own" in wrong
+        return wrong + (" The last bucket may never be full: it has to travel all the same." if dropped else "")
+    for rank, sent in enumerate(sizes):
+        if sent != right:
+            return f"The gradients are right, but {_sizes_fault(rank, sent, right, size, cap)}"
+    return None
+
+
+def _sizes_fault(rank: int, sent: list[int], right: list[int], size: int, cap: float) -> str:
+    all_reduced = ", ".join(map(str, sent)) or "nothing"
+    head = f"rank {rank} all-reduced {all_reduced} elements, where {', '.join(map(str, right))} are right. "
+    if 0 in sent:
+        return head + "One of the buckets is empty: nothing has to travel for it."
+    guesses = (
+        (COUNTS[::-1], "That is one all-reduce a parameter: nothing is put together."),
+        (COUNTS, "That is one all-reduce a parameter: nothing is put together."),
+        (
+            filled(COUNTS, size, cap),
+            "They were filled in forward order: the backward pass comes to the last parameter first.",
+        ),
+        (
+            right[::-1],
+            "That is the order of forward: the bucket with the last parameters is complete first, so it goes first.",
+        ),
+        (
+            filled(COUNTS[::-1], 1, cap),
+            f"You count elements; the cap is in bytes, {size} an element: p.grad.element_size().",
+        ),
+        (
+            _never_above(COUNTS[::-1], size, cap),
+            "A bucket is closed when it holds cap_bytes or more, not before it would.",
+        ),
+        ([sum(COUNTS)], f"That is one all-reduce of everything; a bucket is closed when it holds {cap} bytes or more."),
+    )
+    return head + next((text for wrong, text in guesses if sent == list(wrong)), "When is a bucket closed?")
+
+
+# 3.5 ----------------------------------------------------------------------------------------------------------
+
+WEIGHTS = {"weight": (5,), "bias": (3,)}
+
+
+class Linear(torch.nn.Module):
+    """The output is the loss: w·x over all parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in WEIGHTS.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [8]."""
+        return torch.cat([self.weight, self.bias]) @ x
+
+
+def accumulation_cases(world_size: int, seed: int) -> list[Case]:
+    """Three micro-batches of powers of ten, then another number of random ones."""
+    random, made = generator(seed, world_size), []
+    for kind, m in (("powers", 3), ("float64", 1 + world_size % 4)):
+        ranks = [[_micro_batch(kind, rank, random) for _ in range(m)] for rank in range(world_size)]
+        mean = torch.stack([x for batches in ranks for x in batches]).mean(0)
+        right = dict(zip(WEIGHTS, mean.split([5, 3]), strict=True))
+        made.append(Case(kind, tuple((batches,) for batches in ranks), (right,) * world_size))
+    return made
+
+
+def _micro_batch(kind: str, rank: int, random: torch.Generator) -> torch.Tensor:
+    powers = torch.full((8,), 10.0**rank, dtype=torch.float64)
+    return powers if kind == "powers" else torch.randn(8, dtype=torch.float64, generator=random)
+
+
+def accumulated(fn: Any, arguments: tuple) -> dict[str, Any]:
+    """In a rank: gradients, bytes and forward passes of the learner's step, and the bytes of one synchronisation."""
+    import picolib
+
+    ddp, calls = picolib.DistributedDataParallel(Linear()), []
+    for _ in range(2):  # the first one also agrees on the order of the buckets
+        before = _bytes_sent()
+        ddp(torch.ones(8, dtype=torch.float64)).backward()
+        once = _bytes_sent() - before
+    ddp.zero_grad()
+    observe.forget()
+
+    def loss_of(model: Any, micro_batch: torch.Tensor) -> torch.Tensor:
+        calls.append(model is ddp)
+        return model(micro_batch)
+
+    before = _bytes_sent()
+    fn(ddp, arguments[0], loss_of)
+    sent = _bytes_sent() - before
+    grads = {name: p.grad for name, p in ddp.module.named_parameters()}
+    return {"gradients": grads, "calls": len(calls), "through_ddp": all(calls), "sent": sent, "once": once}
+
+
+def _bytes_sent() -> int:
+    from picolib.launch import monitor
+
+    observer = monitor.observer()
+    return sum(observer.recorder.bytes_to) if observer is not None else 0
+
+
+def judge_accumulation(attempt: Any) -> str | None:
+    """m forward passes, the gradients of one, by one synchronisation, which DDP makes."""
+    m = len(attempt.inputs()[0])
+    for rank, (record, output) in enumerate(zip(attempt.ranks, attempt.outputs, strict=True)):
+        if not output["through_ddp"]:
+            return f"rank {rank} called loss_of with something else than ddp: ddp must see every forward pass."
+        if output["calls"] != m:
+            return f"rank {rank} called loss_of {number_of(output['calls'], 'time')} for {m} micro-batches."
+        if {e[5] for e in record.messages} - {"parallel.ddp"} or any(
+            c[0] == "all_reduce" and not c[2] for c in record.collectives
+        ):
+            return (
+                f"rank {rank} all-reduced by hand. ddp does it, in the one backward pass that is not under no_sync()."
+            )
+    quiet = attempt.world_size > 1 and not any(output["sent"] for output in attempt.outputs)
+    if quiet:
+        return "0 bytes were sent: the last forward and backward pass must run outside ddp.no_sync()."
+    grads = [output["gradients"] for output in attempt.outputs]
+    own = [dict.fromkeys(WEIGHTS, torch.full((1,), float("nan")))] * len(grads)
+    wrong = gradients.fault(attempt.case, grads, attempt.case.expected[0], own)
+    if wrong:
+        hint = f" A mean over {m} micro-batches: where, and how often, do you divide by m?"
+        return wrong.split(" Was it")[0] + (hint if "exactly" in wrong else "")
+    return _bytes_fault(attempt, m)
+
+
+def _bytes_fault(attempt: Any, m: int) -> str | None:
+    for rank, output in enumerate(attempt.outputs):
+        if output["sent"] != output["once"]:
+            ratio = output["sent"] / output["once"]
+            return (
+                f"The gradients are right, but for {m} micro-batches rank {rank} sent {ratio:.1f}x the bytes. Only the "
+                "last one has to synchronise; and no_sync() must hold the forward pass too, not backward alone."
+            )
+    return None
+
+
+EXERCISES = (
+    Exercise(
+        id="3.3",
+        function="average_in_buckets",
+        title="gradients in buckets",
+        lesson=LESSON,
+        sitting="03B",
+        difficulty=2,
+        minutes=10,
+        task="Average gradients with one all-reduce a bucket: filled from the last parameter on, closed at cap_bytes.",
+        cases=bucket_cases,
+        call=with_gradients,
+        judge=judge_buckets,
+        sizes=(4, 3, 2),
+        allows=frozenset({"all_reduce", "barrier"}),
+        tags=("gradients",),
+        verified="4 all-reduces of 10, 40, 30 and 6 elements for 7 parameters and a cap of 80 bytes",
+        hints=(
+            "Go through reversed(parameters); collect them until they hold cap_bytes. And what is left at the end?",
+            "torch.cat([p.grad.flatten() for p in bucket]) is one tensor; a tensor has numel() * element_size() bytes.",
+            "Then flat.split([p.numel() for p in bucket]) gives the parts; p.grad.copy_(part.view_as(p)).",
+        ),
+    ),
+    lesson03b_overlap.EXERCISE,
+    Exercise(
+        id="3.5",
+        function="accumulated_step",
+        title="accumulate, then synchronise once",
+        lesson=LESSON,
+        sitting="03B",
+        difficulty=2,
+        minutes=6,
+        task="Gradients of m micro-batches on each rank, in memory for one, with the bytes of one.",
+        cases=accumulation_cases,
+        call=accumulated,
+        judge=judge_accumulation,
+        sizes=(4, 3, 1, 2),
+        allows=frozenset({"all_reduce", "barrier", "parallel.ddp"}),
+        tags=("gradients",),
+        verified="gradients equal the mean over ranks and micro-batches; 3 micro-batches send the bytes of one",
+        hints=(
+            "backward() adds to .grad. Which of the m backward passes is the first that knows the sum of all?",
+            "All micro-batches but the last go under `with ddp.no_sync():`, forward and backward.",
+            "The mean over m micro-batches: (loss_of(ddp, micro_batch) / m).backward() for each.",
+        ),
+    ),
+)

@@ -1,0 +1,199 @@
+"""Exercise 3.4: each bucket's all-reduce starts from a hook while the backward pass goes on.
+
+What is judged is the order of three kinds of events on a rank, not a time: a gradient is there, an all-reduce starts,
+an all-reduce has been waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from picolib.course import observe
+from picolib.course.exercise import Case, Exercise
+from picolib.course.exercises import gradients
+from picolib.course.exercises.data import generator
+from picolib.course.words import number_of
+
+SHAPES = {"embedding.weight": (3, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "layers.1.weight": (5, 4),
+          "layers.1.bias": (5,), "norm.weight": (3,)}  # fmt: skip
+TIED = "embedding.weight"  # is the weight of the head, too: used first and last
+BUCKETS = (
+    ("norm.weight", "layers.1.bias", "layers.1.weight"),
+    ("layers.0.bias", "layers.0.weight"),
+    (TIED, TIED),
+)
+SIZES = [sum(torch.Size(SHAPES[name]).numel() for name in set(bucket)) for bucket in BUCKETS]
+STEPS = 2
+
+
+def overlap_cases(world_size: int, seed: int) -> list[Case]:
+    """Gradients for two steps: digits, then random numbers."""
+    random = generator(seed, world_size)
+    kinds = ("digits", "float64")
+    own = [[gradients.given(SHAPES, rank, kind, random, torch.float64) for kind in kinds] for rank in range(world_size)]
+    right = [gradients.mean([steps[k] for steps in own]) for k in range(STEPS)]
+    return [Case("digits", tuple((steps,) for steps in own), (right,) * world_size)]
+
+
+def two_steps(fn: Callable, arguments: tuple) -> Any:
+    """In a rank: the learner's hooks under two backward passes; the gradients after each."""
+    weights = {name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for name, shape in SHAPES.items()}
+    for name, weight in weights.items():
+        weight.register_post_accumulate_grad_hook(lambda _, name=name: _is_there(name))
+    finish = fn([[weights[name] for name in bucket] for bucket in BUCKETS])
+    if not callable(finish):
+        return type(finish).__name__
+    after = []
+    for given in arguments[0]:
+        observe.note("step")
+        uses = [*SHAPES, TIED]
+        terms = [(weights[name] * given[name]).sum() / uses.count(name) for name in uses]
+        for weight in weights.values():
+            weight.grad = None
+        sum(terms).backward()
+        finish()
+        after.append({name: w.grad.clone() if w.grad is not None else None for name, w in weights.items()})
+    return after
+
+
+def _is_there(name: str) -> None:
+    """The last rank is slow, so that whoever uses a result before wait() does not find it by luck."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(0.01)
+    observe.note(name)
+
+
+class Moments(NamedTuple):
+    """One step of one rank, as positions in its list of events."""
+
+    gradient: dict[str, int]
+    started: list[tuple[int, int]]  # position, elements
+    waited: list[int]  # position of the wait for each of those; after everything where there was none
+
+
+def moments(entries: Sequence[list]) -> list[Moments]:
+    """The steps of a rank, from its entries (see `observe.Notebook`)."""
+    begins = [i for i, e in enumerate(entries) if e[0] == "note" and e[1] == "step"] + [len(entries)]
+    found = []
+    for begin, end in zip(begins, begins[1:], strict=False):
+        inside = list(enumerate(entries))[begin + 1 : end]
+        started = [(i, e) for i, e in inside if e[0] == "collective" and e[1] == "all_reduce"]
+        waits = {e[1]: i for i, e in inside if e[0] == "wait"}
+        found.append(
+            Moments(
+                {e[1]: i for i, e in inside if e[0] == "note"},
+                [(i, e[2]) for i, e in started],
+                [waits.get(e[4], end) if e[4] is not None else i for i, e in started],
+            )
+        )
+    return found
+
+
+def judge_overlap(attempt: Any) -> str | None:
+    """Both steps right; each bucket's all-reduce starts with its last gradient and is not waited for before the end."""
+    for rank, output in enumerate(attempt.outputs):
+        if not isinstance(output, list):
+            what = "None" if output == "NoneType" else f"a {output}"
+            return f"rank {rank}: overlap returned {what}; it must return the function finish()."
+    steps = [moments(record.entries) for record in attempt.ranks]
+    for number in range(STEPS):
+        text = _step_fault(attempt, number, [rank[number] for rank in steps])
+        if text:
+            again = "The first step is right; in the second, " if number else ""
+            return again + text
+    return None
+
+
+def _step_fault(attempt: Any, number: int, ranks: Sequence[Moments]) -> str | None:
+    own = [arguments[0][number] for arguments in attempt.case.inputs]
+    got = [output[number] for output in attempt.outputs]
+    case = attempt.case if number == 0 else Case("float64", attempt.case.inputs, None)
+    return (
+        _never_started(ranks[0])
+        or gradients.fault(case, got, attempt.case.expected[0][number], own)
+        or _sizes_fault(ranks[0])
+        or next((text for rank, one in enumerate(ranks) if (text := _not_hidden(rank, one))), None)
+    )
+
+
+def _never_started(one: Moments) -> str | None:
+    if len(one.started) >= len(BUCKETS):
+        return None
+    sizes = [elements for _, elements in one.started]
+    missing = next(b for b, size in enumerate(SIZES) if size not in sizes)
+    if len(sizes) == len(BUCKETS) - 1 and TIED in BUCKETS[missing]:
+        return (
+            f"bucket {missing} was never started: a tied weight stands in it twice, and its gradient comes once. "
+            "Count each parameter once."
+        )
+    return (
+        f"{number_of(len(sizes), 'all-reduce')} for {len(BUCKETS)} buckets: bucket {missing} was never started. "
+        "Is what it still waits for counted anew in each step?"
+    )
+
+
+def _sizes_fault(one: Moments) -> str | None:
+    sizes = [elements for _, elements in one.started]
+    if sizes == SIZES:
+        return None
+    twice = [*SIZES[:-1], 2 * SIZES[-1]]
+    if sizes == twice:
+        what = f"the tied weight travels twice: {twice[-1]} elements, where {SIZES[-1]} are right."
+    else:
+        what = f"{_listed(sizes)} elements were all-reduced; one all-reduce a bucket has {_listed(SIZES)}."
+    return f"The gradients are right, but {what}"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+def _not_hidden(rank: int, one: Moments) -> str | None:
+    """How much was under way while gradients were still to come: all buckets but the last can be."""
+    last = max(one.gradient.values())
+    early = [start < last for start, _ in one.started]
+    hidden = [elements for (start, elements), wait in zip(one.started, one.waited, strict=True) if start < last < wait]
+    head = f"The gradients are right, but {100 * sum(hidden) / sum(SIZES):.0f}% hidden: rank {rank} "
+    if not any(early):
+        return f"{head}starts all {len(SIZES)} all-reduces after the last gradient."
+    if not hidden:
+        return f"{head}waits in the hook, so that the backward pass waits with it. Wait in finish()."
+    for number, bucket in enumerate(BUCKETS[:-1]):
+        start, wait = one.started[number][0], one.waited[number]
+        there = max(one.gradient[name] for name in bucket)
+        later = [at for at in one.gradient.values() if there < at < start]
+        if later:
+            came = number_of(len(later), "gradient")
+            return f"{head}starts bucket {number} {came} later than it could."
+        if wait < last:
+            return f"{head}waits for bucket {number} before the last gradient is there."
+    return None
+
+
+EXERCISE = Exercise(
+    id="3.4",
+    function="overlap",
+    title="overlap with the backward pass",
+    lesson="03B_ddp_fast",
+    sitting="03B",
+    difficulty=4,
+    minutes=15,
+    task="Start each bucket's all-reduce from a hook, when its last gradient is there; wait after backward.",
+    cases=overlap_cases,
+    call=two_steps,
+    judge=judge_overlap,
+    sizes=(4, 3, 2),
+    allows=frozenset({"all_reduce", "barrier", "poll"}),
+    tags=("gradients",),
+    verified="each bucket's all-reduce starts with its last gradient; none is waited for before backward is through",
+    hints=(
+        "p.register_post_accumulate_grad_hook(hook) calls hook(p) when p.grad is there. Was it the last of its bucket?",
+        "Count down what a bucket still misses. At 0 start dist.all_reduce(flat, async_op=True), and keep its handle.",
+        "finish(): for each handle wait, divide, copy back. Then forget the handles, and count anew in the next step.",
+    ),
+)

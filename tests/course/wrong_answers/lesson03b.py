@@ -1,0 +1,547 @@
+"""Answers to the exercises of sitting 03B."""
+
+import torch
+import torch.distributed as dist
+
+from . import right, wrong
+
+# 3.3 gradients in buckets
+
+
+def average_one_bucket(bucket):
+    flat = torch.cat([p.grad.flatten() for p in bucket])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+        p.grad.copy_(part.view_as(p))
+
+
+def fill(parameters, cap, size_of):
+    buckets, bucket = [], []
+    for p in parameters:
+        bucket.append(p)
+        if sum(size_of(q) for q in bucket) >= cap:
+            buckets.append(bucket)
+            bucket = []
+    return [*buckets, bucket] if bucket else buckets
+
+
+def nbytes(p):
+    return p.grad.numel() * p.grad.element_size()
+
+
+@right("3.3", "buckets first, then one all-reduce each")
+def buckets_first(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        average_one_bucket(bucket)
+
+
+@right("3.3", "as it goes, with picolib's all-reduce; p.grad becomes a view")
+def as_it_goes(parameters, cap_bytes):
+    from picolib import comm
+
+    def flush(bucket):
+        flat = torch.cat([p.grad.reshape(-1) for p in bucket])
+        comm.all_reduce(flat, dist.ReduceOp.AVG)
+        at = 0
+        for p in bucket:
+            p.grad = flat[at : at + p.numel()].view(p.shape)
+            at += p.numel()
+
+    waiting, held = [], 0
+    for p in parameters[::-1]:
+        waiting.append(p)
+        held += nbytes(p)
+        if held >= cap_bytes:
+            flush(waiting)
+            waiting, held = [], 0
+    if waiting:
+        flush(waiting)
+
+
+@wrong("3.3", "filled in forward order", "in forward order", "all-reduced 30, 38, 11, 7 elements")
+def forward_order(parameters, cap_bytes):
+    for bucket in fill(parameters, cap_bytes, nbytes):
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "right buckets, sent in the order of forward", "it goes first")
+def last_bucket_first(parameters, cap_bytes):
+    for bucket in reversed(fill(reversed(parameters), cap_bytes, nbytes)):
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "counts elements", "You count elements; the cap is in bytes, 8 an element")
+def counts_elements(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, torch.numel):
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "4 bytes an element, always", "50, 30, 6 elements, where 10, 40, 30, 6 are right")
+def four_bytes(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, lambda p: 4 * p.numel()):
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "drops the last bucket", "`embedding.weight` still has its own gradient", "may never be full")
+def drops_the_last(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        if sum(nbytes(p) for p in bucket) >= cap_bytes:
+            average_one_bucket(bucket)
+
+
+@wrong("3.3", "never copies back", "every parameter still has its own gradient", "copy it back")
+def never_copies_back(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+
+
+@wrong("3.3", "one all-reduce a parameter", "one all-reduce a parameter: nothing is put together")
+def one_each(parameters, cap_bytes):
+    for p in reversed(parameters):
+        average_one_bucket([p])
+
+
+@wrong("3.3", "one all-reduce of everything", "one all-reduce of everything")
+def all_at_once(parameters, cap_bytes):
+    average_one_bucket(parameters[::-1])
+
+
+@wrong("3.3", "closed before it would hold more", "not before it would")
+def never_above(parameters, cap_bytes):
+    buckets = [[]]
+    for p in reversed(parameters):
+        if buckets[-1] and sum(map(nbytes, buckets[-1])) + nbytes(p) > cap_bytes:
+            buckets.append([])
+        buckets[-1].append(p)
+    for bucket in buckets:
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "sums", "every gradient is exactly 4x too big", "summed where it should be averaged")
+def sums(parameters, cap_bytes):
+    buckets_first(parameters, cap_bytes)
+    for p in parameters:
+        p.grad *= dist.get_world_size()
+
+
+@wrong("3.3", "cut up in another order", "holds the gradient of")
+def cut_in_another_order(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for p, part in zip(bucket[::-1], flat.split([p.numel() for p in bucket[::-1]]), strict=True):
+            p.grad.copy_(part.view_as(p))
+
+
+@wrong("3.3", "nothing is sent", "every parameter still has its own gradient")
+def nothing(parameters, cap_bytes):
+    fill(reversed(parameters), cap_bytes, nbytes)
+
+
+@wrong("3.3", "picolib's own", "picolib's own parallel.ddp")
+def the_librarys(parameters, cap_bytes):
+    from picolib.parallel import ddp
+
+    ddp.average_in_buckets(parameters, cap_bytes)
+
+
+@wrong("3.3", "an all-gather of everything", "torch's own all_gather")
+def by_all_gather(parameters, cap_bytes):
+    for p in parameters:
+        everybody = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, p.grad)
+        p.grad.copy_(torch.stack(everybody).mean(0))
+
+
+# 3.4 overlap
+
+
+def flatten(bucket):
+    return torch.cat([p.grad.flatten() for p in bucket])
+
+
+def copy_back(flat, bucket):
+    for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+        p.grad.copy_(part.view_as(p))
+
+
+@right("3.4", "a number of missing gradients for each bucket")
+def count_missing(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                flat = flatten(buckets[number])
+                under_way.append((dist.all_reduce(flat, async_op=True), flat, buckets[number]))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        under_way.clear()
+        missing[:] = [len(bucket) for bucket in buckets]
+
+    return finish
+
+
+@right("3.4", "a class with sets, picolib's all-reduce and its poll")
+def with_a_class(buckets):
+    from picolib import comm
+
+    class Bucket:
+        def __init__(self, parameters):
+            self.parameters, self.ready = [], set()
+            for p in parameters:
+                if not any(p is q for q in self.parameters):
+                    self.parameters.append(p)
+                    p.register_post_accumulate_grad_hook(self.is_there)
+
+        def is_there(self, p):
+            self.ready.add(p)
+            if len(self.ready) == len(self.parameters):
+                self.flat = flatten(self.parameters)
+                self.work = comm.all_reduce(self.flat, dist.ReduceOp.AVG, async_op=True)
+            comm.poll()
+
+        def finish(self):
+            self.work.wait()
+            copy_back(self.flat, self.parameters)
+            self.ready.clear()
+
+    made = [Bucket(parameters) for parameters in buckets]
+    return lambda: [bucket.finish() for bucket in made]
+
+
+@wrong("3.4", "waits in the hook", "0% hidden", "waits in the hook")
+def waits_in_the_hook(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    ready = [0] * len(buckets)
+
+    def hook_of(number):
+        def hook(p):
+            ready[number] += 1
+            if ready[number] % len(buckets[number]) == 0:
+                flat = flatten(buckets[number])
+                dist.all_reduce(flat, async_op=True).wait()
+                copy_back(flat / dist.get_world_size(), buckets[number])
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+    return lambda: None
+
+
+@wrong("3.4", "a synchronous all-reduce in the hook", "0% hidden", "waits in the hook")
+def synchronous(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    ready = [0] * len(buckets)
+
+    def hook_of(number):
+        def hook(p):
+            ready[number] += 1
+            if ready[number] % len(buckets[number]) == 0:
+                average_one_bucket(buckets[number])
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+    return lambda: None
+
+
+@wrong("3.4", "starts all at the end", "0% hidden", "starts all 3 all-reduces after the last gradient")
+def all_at_the_end(buckets):
+    def finish():
+        under_way = []
+        for bucket in buckets:
+            bucket = list(dict.fromkeys(bucket))
+            flat = flatten(bucket)
+            under_way.append((dist.all_reduce(flat, async_op=True), flat, bucket))
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+
+    return finish
+
+
+@wrong("3.4", "never waits", "started an asynchronous all_reduce and never waited for it")
+def never_waits(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                flat = flatten(buckets[number]) / dist.get_world_size()
+                under_way.append((dist.all_reduce(flat, async_op=True), flat, number))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for _, flat, number in under_way:
+            copy_back(flat, buckets[number])
+        under_way.clear()
+        missing[:] = [len(bucket) for bucket in buckets]
+
+    return finish
+
+
+@wrong("3.4", "a tied weight counted twice", "bucket 2 was never started", "tied weight", "Count each parameter once")
+def tied_counted_twice(buckets):
+    missing, under_way = [len(bucket) for bucket in buckets], []
+    own = [list(dict.fromkeys(bucket)) for bucket in buckets]
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                flat = flatten(own[number])
+                under_way.append((dist.all_reduce(flat, async_op=True), flat, own[number]))
+
+        return hook
+
+    for number, bucket in enumerate(own):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        under_way.clear()
+        missing[:] = [len(bucket) for bucket in buckets]
+
+    return finish
+
+
+@wrong("3.4", "a tied weight travels twice", "the tied weight travels twice: 24 elements, where 12 are right")
+def tied_travels_twice(buckets):
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                flat = flatten(buckets[number])
+                under_way.append((dist.all_reduce(flat, async_op=True), flat, buckets[number]))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        under_way.clear()
+        missing[:] = [len(bucket) for bucket in buckets]
+
+    return finish
+
+
+@wrong("3.4", "not counted anew", "The first step is right; in the second", "counted anew in each step")
+def not_counted_anew(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                flat = flatten(buckets[number])
+                under_way.append((dist.all_reduce(flat, async_op=True), flat, buckets[number]))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        under_way.clear()
+
+    return finish
+
+
+@wrong("3.4", "a hook that comes before the gradient is in place", "NoneType")
+def too_early_a_hook(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(gradient):
+            missing[number] -= 1
+            if missing[number] == 0:
+                flat = flatten(buckets[number])
+                under_way.append((dist.all_reduce(flat, async_op=True), flat, buckets[number]))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_hook(hook_of(number))
+    return lambda: None
+
+
+@wrong("3.4", "uses the flat tensor before wait", "missing in the gradient of", "before its all-reduce was over")
+def uses_it_early(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    ready, under_way = [0] * len(buckets), []
+
+    def hook_of(number):
+        def hook(p):
+            ready[number] += 1
+            if ready[number] % len(buckets[number]) == 0:
+                flat = flatten(buckets[number])
+                under_way.append(dist.all_reduce(flat, async_op=True))
+                copy_back(flat / dist.get_world_size(), buckets[number])
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        while under_way:
+            under_way.pop().wait()
+
+    return finish
+
+
+@wrong("3.4", "returns nothing", "overlap returned None", "the function finish()")
+def returns_nothing(buckets):
+    count_missing(buckets)
+
+
+@wrong("3.4", "picolib's own", "picolib's own parallel.ddp")
+def librarys_overlap(buckets):
+    from picolib.parallel.ddp import OverlappedAverage
+
+    everything = torch.nn.ParameterList(dict.fromkeys(p for bucket in reversed(buckets) for p in reversed(bucket)))
+    return OverlappedAverage(everything, cap_bytes=100).finish
+
+
+# 3.5 accumulate
+
+
+@right("3.5", "no_sync for all but the last")
+def all_but_the_last(ddp, micro_batches, loss_of):
+    *before, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in before:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+
+
+@right("3.5", "a context for each, gradients divided at the end")
+def context_for_each(ddp, micro_batches, loss_of):
+    import contextlib
+
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        with contextlib.nullcontext() if number == len(micro_batches) else ddp.no_sync():
+            loss_of(ddp, micro_batch).backward()
+    for p in ddp.parameters():
+        p.grad /= len(micro_batches)
+
+
+@wrong("3.5", "synchronises each time", "3.0x the bytes")
+def syncs_each(ddp, micro_batches, loss_of):
+    for micro_batch in micro_batches:
+        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "backward alone under no_sync", "3.0x the bytes", "must hold the forward pass too")
+def backward_alone(ddp, micro_batches, loss_of):
+    *before, last = micro_batches
+    for micro_batch in before:
+        loss = loss_of(ddp, micro_batch) / len(micro_batches)
+        with ddp.no_sync():
+            loss.backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "never synchronises", "0 bytes were sent")
+def never_syncs(ddp, micro_batches, loss_of):
+    with ddp.no_sync():
+        for micro_batch in micro_batches:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "forgets to divide by m", "every gradient is exactly 3x too big", "divide by m")
+def forgets_to_divide(ddp, micro_batches, loss_of):
+    *before, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in before:
+            loss_of(ddp, micro_batch).backward()
+    loss_of(ddp, last).backward()
+
+
+@wrong("3.5", "divides twice", "every gradient is exactly 3x too small", "divide by m")
+def divides_twice(ddp, micro_batches, loss_of):
+    all_but_the_last(ddp, micro_batches, loss_of)
+    for p in ddp.parameters():
+        p.grad /= len(micro_batches)
+
+
+@wrong("3.5", "divides the last one only", "differs from the mean")
+def divides_the_last(ddp, micro_batches, loss_of):
+    *before, last = micro_batches
+    with ddp.no_sync():
+        for micro_batch in before:
+            loss_of(ddp, micro_batch).backward()
+    (loss_of(ddp, last) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "averages by hand", "all-reduced by hand")
+def by_hand(ddp, micro_batches, loss_of):
+    never_syncs(ddp, micro_batches, loss_of)
+    for p in ddp.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+@wrong("3.5", "averages by hand, with picolib's all-reduce", "all-reduced by hand")
+def by_hand_with_picolib(ddp, micro_batches, loss_of):
+    from picolib import comm
+
+    never_syncs(ddp, micro_batches, loss_of)
+    for p in ddp.parameters():
+        comm.all_reduce(p.grad, dist.ReduceOp.AVG)
+
+
+@wrong("3.5", "around the wrapper", "something else than ddp")
+def around_ddp(ddp, micro_batches, loss_of):
+    for micro_batch in micro_batches:
+        (loss_of(ddp.module, micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "all micro-batches in one", "called loss_of 1 time for 3 micro-batches")
+def all_in_one(ddp, micro_batches, loss_of):
+    loss_of(ddp, torch.stack(micro_batches).mean(0)).backward()
