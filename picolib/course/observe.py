@@ -241,7 +241,8 @@ def _members(group: Any, device: torch.device) -> Sequence[int]:
     if group.size() == dist.get_world_size():
         return range(group.size())
     for known in list(dist.distributed_c10d._world.pg_group_ranks):
-        with contextlib.suppress(RuntimeError):  # torch's way to say that it has no backend for this device
+        # RuntimeError: it has no backend for this device; AttributeError: the mark of a group one is not in
+        with contextlib.suppress(RuntimeError, AttributeError):
             if known is group or known._get_backend(device) is group:
                 return dist.get_process_group_ranks(known)
     return range(group.size())

@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-LESSONS = ("lesson00", "lesson02a", "lesson02b", "lesson03b")
+LESSONS = ("lesson00", "lesson02a", "lesson02b", "lesson03a", "lesson03b")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Exercises of sitting 03A: wrap a module, one loss rule, a test that Adam cannot fool, one batch less.
+
+How each is tried and judged stands in a file of its own: `lesson03a_wrap`, `_loss`, `_alibi` and `_epoch`.
+"""
+
+from __future__ import annotations
+
+from picolib.course.exercise import COLLECTIVES, Exercise
+from picolib.course.exercises.lesson03a_alibi import alibi_cases, judge_alibi, verdicts_of
+from picolib.course.exercises.lesson03a_epoch import (
+    RANK_ENDS,
+    epoch_cases,
+    judge_epoch,
+    only_here,
+    train_with,
+)
+from picolib.course.exercises.lesson03a_loss import backward_of, judge_loss, loss_cases
+from picolib.course.exercises.lesson03a_refuse import only
+from picolib.course.exercises.lesson03a_wrap import judge_wrap, wrap_and_train, wrap_cases
+
+LESSON = "03A_ddp_right"
+
+EXERCISES = (
+    Exercise(
+        id="3.1",
+        function="wrap",
+        title="wrap it",
+        lesson=LESSON,
+        sitting="03A",
+        difficulty=3,
+        minutes=12,
+        task="Make the ranks of a group start alike, and every gradient their mean when backward() returns.",
+        cases=wrap_cases,
+        call=wrap_and_train,
+        judge=judge_wrap,
+        sizes=(2, 4, 3, 1),
+        allows=COLLECTIVES | {"barrier"},
+        rules=(only("broadcast", "all_reduce"),),
+        tags=("gradients",),
+        verified="replicas equal to the group's first rank, gradients its mean in each backward pass, "
+        "one all-reduce a parameter",
+        hints=(
+            "Two things: what is copied now, once, and what happens later, after each gradient.",
+            "p.register_post_accumulate_grad_hook(f) calls f(p) as soon as p.grad is there. Broadcast is not only for "
+            "what has a gradient.",
+            "dist.broadcast(t, group_src=0, group=group) for each parameter and buffer; in the hook, all_reduce p.grad "
+            "over the group and divide by dist.get_world_size(group).",
+        ),
+    ),
+    Exercise(
+        id="3.2",
+        function="loss_to_backward",
+        title="one loss rule",
+        lesson=LESSON,
+        sitting="03A",
+        difficulty=2,
+        minutes=10,
+        task="Ranks have different numbers of tokens: return the loss whose gradients, averaged over ranks, are right.",
+        cases=loss_cases,
+        call=backward_of,
+        judge=judge_loss,
+        sizes=(2, 4, 3, 1),
+        allows=COLLECTIVES | {"barrier"},
+        rules=(only("all_reduce"),),
+        tags=("gradients",),
+        verified="averaged gradients equal those of the mean over all tokens, on an empty rank too; one number sent",
+        hints=(
+            "Write down the gradient you want as a sum over all tokens, and what averaging makes of yours.",
+            "You want the sum of all losses / the tokens of all ranks. Averaging brings another 1/N: undo it.",
+            "count = torch.tensor(float(len(token_losses))), all-reduced; then token_losses.sum() * N / count.",
+        ),
+    ),
+    Exercise(
+        id="3.6",
+        function="test_average",
+        title="find the bug: Adam's alibi",
+        lesson=LESSON,
+        sitting="03A",
+        difficulty=3,
+        minutes=12,
+        task="Write the test: it accepts every right way to average gradients, and rejects every wrong one.",
+        cases=alibi_cases,
+        call=verdicts_of,
+        judge=judge_alibi,
+        sizes=(4, 2, 3),
+        allows=COLLECTIVES | {"barrier"},
+        tags=("gradients",),
+        blocked="A rank whose assertion fails leaves your test, and the others may still wait for it: "
+        "communicate first, assert at the end.",
+        verified="two right versions accepted, four wrong ones rejected",
+        hints=(
+            "Which gradients do you know without running the thing under test? Choose a loss that makes it easy.",
+            "If rank r's loss is the sum of w·10^r over all parameters w, its gradient is 10^r everywhere.",
+            "Then the mean is (1 + 10 + ... + 10^(N-1)) / N: compare every p.grad of a model with several parameters.",
+        ),
+    ),
+    Exercise(
+        id="3.7",
+        function="train_epoch",
+        title="find the bug: one batch less",
+        lesson=LESSON,
+        sitting="03A",
+        difficulty=3,
+        minutes=10,
+        task="An epoch hangs, because one rank has a batch less. Mend it so that no token is lost.",
+        cases=epoch_cases,
+        call=train_with,
+        judge=judge_epoch,
+        sizes=(3, 4, 2, 1),
+        allows=COLLECTIVES | {"barrier"},
+        rules=(only("all_reduce"), only_here),
+        blocked=RANK_ENDS,
+        tags=("gradients",),
+        verified="parameters equal those of one process with every token, on every rank",
+        hints=(
+            "How many steps does the epoch have? A rank cannot know from its own batches.",
+            "dist.all_reduce(steps, op=dist.ReduceOp.MAX). Every rank takes that many steps, some without a batch.",
+            "Without a batch: the count is 0 and p.grad is torch.zeros_like(p); all the rest as in the other ranks.",
+        ),
+    ),
+)

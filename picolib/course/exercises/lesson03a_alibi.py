@@ -1,0 +1,154 @@
+"""Exercise 3.6: the learner writes a test; it is tried on right and on wrong ways to average gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from picolib.course.exercise import Case
+from picolib.course.exercises.data import generator
+from picolib.course.words import ranks_text
+
+
+def per_parameter(model: Any, loss: Any) -> None:
+    """Right: one all-reduce a parameter, then divide."""
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def flat(model: Any, loss: Any) -> None:
+    """Right: divide first, then all gradients in one all-reduce. It rounds differently."""
+    (loss / dist.get_world_size()).backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(together)
+    for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def summed(model: Any, loss: Any) -> None:
+    """Wrong: N times too big."""
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+def loss_only(model: Any, loss: Any) -> None:
+    """Wrong: what is averaged is a number on the screen."""
+    loss.backward()
+    shown = loss.detach().clone()
+    dist.all_reduce(shown)
+
+
+def last_skipped(model: Any, loss: Any) -> None:
+    """Wrong: the last parameter keeps its own gradient."""
+    loss.backward()
+    for parameter in list(model.parameters())[:-1]:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def largest(model: Any, loss: Any) -> None:
+    """Wrong: the same on all ranks, but no mean."""
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad, dist.ReduceOp.MAX)
+
+
+RIGHT: dict[str, Callable] = {
+    "sums with one all-reduce a parameter, then divides": per_parameter,
+    "divides the loss first, then sums all gradients in one all-reduce": flat,
+}
+MUTANTS: dict[str, Callable] = {
+    "sums and does not divide, so every gradient is N times too big": summed,
+    "averages the loss, and no gradient": loss_only,
+    "skips the last parameter": last_skipped,
+    "takes the largest of the ranks' gradients, not their mean": largest,
+}
+
+
+def alibi_cases(world_size: int, seed: int) -> list[Case]:
+    """All implementations, right and wrong ones shuffled: a test that guesses is found out."""
+    names = [*RIGHT, *MUTANTS]
+    order = torch.randperm(len(names), generator=generator(seed, world_size)).tolist()
+    return [Case("implementations", (([names[i] for i in order],),) * world_size, None)]
+
+
+def verdicts_of(fn: Any, arguments: tuple) -> dict[str, dict]:
+    """In a rank: what the learner's test says of each implementation."""
+    return {name: _verdict(fn, {**RIGHT, **MUTANTS}[name]) for name in arguments[0]}
+
+
+def _verdict(fn: Any, implementation: Callable) -> dict[str, Any]:
+    calls = 0
+
+    def average(model: Any, loss: Any) -> None:
+        """Make each parameter's gradient the mean over the ranks."""
+        nonlocal calls
+        calls += 1
+        implementation(model, loss)
+
+    said, returned = None, None
+    try:
+        returned = fn(average)
+    except AssertionError as error:
+        said = str(error)
+    _meet()
+    return {"rejected": said is not None, "said": said, "calls": calls, "returned": repr(returned)[:40]}
+
+
+def _meet() -> None:
+    """Wait for all others, by messages: a rank that has left the test before them is then part of a deadlock."""
+    others = [rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+    sent = [dist.isend(torch.zeros(1), rank) for rank in others]
+    for rank in others:
+        dist.recv(torch.zeros(1), rank)
+    for handle in sent:
+        handle.wait()
+
+
+# The verdict ---------------------------------------------------------------------------------------------------
+
+
+def judge_alibi(attempt: Any) -> str | None:
+    """Right implementations are accepted on every rank, each mutant is rejected on one at least."""
+    if not any(one["calls"] for output in attempt.outputs for one in output.values()):
+        return "your test never called average(model, loss): it cannot know what it does."
+    return _rejected(attempt) or _let_through(attempt)
+
+
+def _rejected(attempt: Any) -> str | None:
+    for name in RIGHT:
+        ranks = [rank for rank, output in enumerate(attempt.outputs) if output[name]["rejected"]]
+        if ranks:
+            said = attempt.outputs[ranks[0]][name]["said"]
+            return (
+                f"your test rejects a right version on {ranks_text(ranks)}: one that {name}."
+                + (f' It says: "{said}".' if said else "")
+                + " Is the expected mean right for every number of ranks? Do you allow for rounding?"
+            )
+    return None
+
+
+def _let_through(attempt: Any) -> str | None:
+    through = [name for name in MUTANTS if not any(output[name]["rejected"] for output in attempt.outputs)]
+    if not through:
+        return None
+    returned = attempt.outputs[0][through[0]]["returned"]
+    if returned != "None":
+        return f"your test returned {returned} for a version that {through[0]}. Raise AssertionError, with assert."
+    more = f" ({len(through)} of the {len(MUTANTS)} wrong versions pass.)" if len(through) > 1 else ""
+    return f"your test lets a wrong version through: one that {through[0]}.{more} {WHY[MUTANTS[through[0]]]}"
+
+
+WHY = {
+    summed: "Compare with the mean itself; a falling loss, or equality between the ranks, does not tell.",
+    loss_only: "Does each rank have data of its own in your test? Then their gradients differ until averaged.",
+    last_skipped: "Look at every parameter, and have more than one.",
+    largest: "The ranks agree with each other, and are wrong together: compare with the mean itself.",
+}

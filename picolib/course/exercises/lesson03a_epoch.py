@@ -1,0 +1,149 @@
+"""Exercise 3.7: an epoch in which one rank has a batch less than the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from picolib.course.exercise import Case
+from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
+from picolib.course.words import apart, number_of, ranks_text
+
+FEATURES = 3
+RATE = 0.1
+
+
+class Quadratic(nn.Module):
+    """Squared errors of a linear model: tokens [n, 4], the last number being the target -> n losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(FEATURES, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One loss a token."""
+        return (tokens[:, :-1] @ self.weight + self.bias - tokens[:, -1]).square()
+
+
+def epoch_cases(world_size: int, seed: int) -> list[Case]:
+    """The last rank has a batch less, all of 3 tokens; then any number of batches of any size, on one rank none."""
+    random = generator(seed, world_size)
+    one_less = [[3] * (3 if rank < world_size - 1 or world_size == 1 else 2) for rank in range(world_size)]
+    numbers = torch.randint(1, 4, (world_size,), generator=random).tolist()
+    if world_size > 2:
+        numbers[1] = 0
+    uneven = [torch.randint(1, 5, (count,), generator=random).tolist() for count in numbers]
+    return [_case("one less", one_less, random), _case("uneven", uneven, random)]
+
+
+def _case(kind: str, sizes: list[list[int]], random: torch.Generator) -> Case:
+    made = [[torch.randn(size, FEATURES + 1, dtype=torch.float64, generator=random) for size in rank] for rank in sizes]
+    return Case(kind, tuple((batches,) for batches in made), (_one_process(made),) * len(made))
+
+
+def _one_process(batches: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The same epoch on one process: step i takes everybody's batch i."""
+    model = Quadratic()
+    for step in range(max(map(len, batches))):
+        tokens = torch.cat([mine[step] for mine in batches if step < len(mine)])
+        model.zero_grad()
+        model(tokens).mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= RATE * parameter.grad
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
+    """In a rank: one epoch by the learner's function; the parameters, and how many tokens the model has seen."""
+    (batches,) = arguments
+    model, seen = Quadratic(), []
+    model.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    with no_ready_made_ddp():
+        fn(model, batches, RATE)
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return {"parameters": parameters, "batches": len([s for s in seen if s]), "tokens": sum(seen)}
+
+
+# The verdict ---------------------------------------------------------------------------------------------------
+
+RANK_ENDS = "Whoever has no batch left still has to take part in every step of the others: it has 0 tokens to add."
+
+
+def judge_epoch(attempt: Any) -> str | None:
+    """The parameters of one process that has taken every token, on all ranks."""
+    wrong = [rank for rank, output in enumerate(attempt.outputs) if not _right(attempt, rank, output)]
+    if not wrong:
+        return None
+    return _lost(attempt) or _twice(attempt) or _apart(attempt, wrong)
+
+
+def _right(attempt: Any, rank: int, output: dict) -> bool:
+    right = attempt.case.expected[rank]
+    return all(torch.allclose(output["parameters"][name], right[name], rtol=1e-9, atol=1e-12) for name in right)
+
+
+def _owned(attempt: Any) -> list[tuple[int, int]]:
+    """(batches, tokens) of each rank."""
+    return [(len(batches), sum(map(len, batches))) for batches in attempt.inputs()]
+
+
+def _lost(attempt: Any) -> str | None:
+    pairs = list(zip(_owned(attempt), attempt.outputs, strict=True))
+    batches = sum(max(0, own[0] - output["batches"]) for own, output in pairs)
+    tokens = sum(max(0, own[1] - output["tokens"]) for own, output in pairs)
+    if not tokens:
+        return None
+    have = ", ".join(str(own[0]) for own, _ in pairs)
+    return (
+        f"{batches} batch{'' if batches == 1 else 'es'}, {number_of(tokens, 'token')} "
+        f"{'is' if tokens == 1 else 'are'} lost: the ranks have {have} batches, and the model never saw some of them. "
+        "Nobody hangs, but this trains on less than there is."
+    )
+
+
+def _twice(attempt: Any) -> str | None:
+    for rank, ((_, own), output) in enumerate(zip(_owned(attempt), attempt.outputs, strict=True)):
+        if output["tokens"] > own:
+            return (
+                f"rank {rank} has {number_of(own, 'token')} and trained on {output['tokens']}: some counted more than "
+                "once. That is what padding does: the model differs from one process with the whole batch."
+            )
+    return None
+
+
+def _apart(attempt: Any, wrong: list[int]) -> str:
+    first = attempt.outputs[0]["parameters"]
+    others = [
+        rank for rank, output in enumerate(attempt.outputs)
+        if any(not torch.allclose(output["parameters"][name], first[name]) for name in first)
+    ]  # fmt: skip
+    if others:
+        return (
+            f"{ranks_text(others)} and rank 0 end with different parameters: in some step not all of them took the "
+            "same gradient. Every rank takes every step, also one without a batch."
+        )
+    name = next(iter(first))
+    shown = apart(float(first[name].flatten()[0]), float(attempt.case.expected[0][name].flatten()[0]))
+    sizes = "; ".join(f"rank {r}: {[len(b) for b in batches]}" for r, batches in enumerate(attempt.inputs()))
+    return (
+        f"all ranks agree, but not with one process that has every token: `{name}` is {shown[0]}, where {shown[1]} is "
+        f"right. A step's loss is the sum over all tokens divided by the tokens of all ranks. Tokens a batch: {sizes}."
+    )
+
+
+def only_here(attempt: Any) -> str | None:
+    """Gradients and counts are sent, never data: no all-reduce is larger than the model."""
+    most = sum(p.numel() for p in Quadratic().parameters())
+    for rank, record in enumerate(attempt.ranks):
+        large = max((c[1] for c in record.collectives if c[0] == "all_reduce"), default=0)
+        if large > most:
+            return (
+                f"rank {rank} all-reduced {large} numbers at once, more than the model has ({most}): tokens stay "
+                "where they are, gradients travel."
+            )
+    return None

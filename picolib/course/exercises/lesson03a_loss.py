@@ -1,0 +1,123 @@
+"""Exercise 3.2: the loss whose gradients, averaged over ranks, are those of the mean over all tokens of the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from picolib.course.exercise import Case
+from picolib.course.exercises.data import generator
+from picolib.course.words import apart, number_of, times
+
+WEIGHTS = 4  # parameters of the little model whose gradients are compared
+
+
+def loss_cases(world_size: int, seed: int) -> list[Case]:
+    """Tokens of each rank, a row of numbers each: 3 and 9 of them first; then any number, on one rank none."""
+    random = generator(seed, world_size)
+    counts = torch.randint(1, 12, (world_size,), generator=random).tolist()
+    empty = [0 if rank == world_size - 1 and rank else count for rank, count in enumerate(counts)]
+    first = ([3, 9] + counts)[:world_size]
+    return [_case("digits", first, random), _case("float64", counts, random), _case("float64", empty, random)]
+
+
+def _case(kind: str, counts: list[int], random: torch.Generator) -> Case:
+    tokens = []
+    for rank, count in enumerate(counts):
+        numbers = torch.randn(count, WEIGHTS, dtype=torch.float64, generator=random)
+        tokens.append(torch.full_like(numbers, 10.0**rank) if kind == "digits" else numbers)
+    mean = torch.cat(tokens).mean(0)
+    return Case(kind, tuple((t,) for t in tokens), ({"gradient": mean},) * len(counts))
+
+
+def backward_of(fn: Any, arguments: tuple) -> dict[str, Any]:
+    """In a rank: the losses of its tokens, w·x each, through the learner's function; and the gradient of w."""
+    (tokens,) = arguments
+    weights = torch.ones(WEIGHTS, dtype=torch.float64, requires_grad=True)
+    loss = fn(tokens @ weights)
+    if not isinstance(loss, torch.Tensor):
+        return {"kind": "nothing" if loss is None else f"a {type(loss).__name__}"}
+    if loss.numel() != 1 or not loss.requires_grad:
+        kind = "a tensor without a graph" if not loss.requires_grad else f"a tensor of shape {list(loss.shape)}"
+        return {"kind": kind, "empty": not len(tokens)}
+    loss.backward()
+    return {"kind": "", "loss": float(loss.detach()), "gradient": weights.grad}
+
+
+# The verdict ---------------------------------------------------------------------------------------------------
+
+
+def judge_loss(attempt: Any) -> str | None:
+    """The mean over ranks of their gradients is the gradient of the mean over all tokens; one number was sent."""
+    return _no_scalar(attempt) or _not_finite(attempt) or _gradient(attempt) or _one_count(attempt)
+
+
+def _no_scalar(attempt: Any) -> str | None:
+    for rank, output in enumerate(attempt.outputs):
+        if not output["kind"]:
+            continue
+        if output.get("empty"):
+            return (
+                f"rank {rank} has no tokens and returned {output['kind']}: backward() reaches no parameter, and the "
+                "other ranks wait for its gradients for ever. The sum of no losses is 0, with a graph."
+            )
+        return f"rank {rank} returned {output['kind']}; a scalar tensor with a graph is asked for."
+    return None
+
+
+def _not_finite(attempt: Any) -> str | None:
+    for rank, output in enumerate(attempt.outputs):
+        if not math.isfinite(output["loss"]) or not bool(output["gradient"].isfinite().all()):
+            tokens = number_of(len(attempt.inputs()[rank]), "token")
+            return (
+                f"rank {rank} has {tokens} and its loss is {output['loss']}: a mean over nothing. "
+                "One such rank makes the gradients of all ranks nan. Divide by something that is never 0."
+            )
+    return None
+
+
+def _gradient(attempt: Any) -> str | None:
+    got = torch.stack([output["gradient"] for output in attempt.outputs]).mean(0)
+    right = attempt.case.expected[0]["gradient"]
+    if torch.allclose(got, right, rtol=1e-10, atol=1e-12):
+        return None
+    counts = [len(tokens) for tokens in attempt.inputs()]
+    for wrong, says in _usual_mistakes(attempt, right, counts):
+        if torch.allclose(got, wrong, rtol=1e-10, atol=1e-12):
+            return f"{says} Tokens: {_listed(counts)}."
+    shown = apart(float(got[0]), float(right[0]))
+    return f"the averaged gradient is {shown[0]}, where {shown[1]} is right. Tokens: {_listed(counts)}."
+
+
+def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> list[tuple[torch.Tensor, str]]:
+    n, total = len(counts), sum(counts)
+    means = torch.stack([t.mean(0) for t in attempt.inputs() if len(t)]).sum(0) / n
+    return [
+        (right / n, f"every gradient is exactly {times(n)} too small. The ranks' gradients are averaged after you: "
+                    "they are divided by N once more."),
+        (means, "that is the mean of the ranks' means: a token of a rank with few tokens counts more than one of a "
+                "rank with many. Divide by the number of tokens of all ranks."),
+        (means * n, f"the sum is divided by the local count, so that each rank's mean counts {times(n)}: "
+                    "every rank must divide by the same number, the tokens of all ranks."),
+        (right * total / n, "the sum is not divided by the number of tokens."),
+        (right * total, "the sum is not divided by the number of tokens."),
+        (right * total / max(counts), "the count is the largest of the ranks', not their sum."),
+    ]  # fmt: skip
+
+
+def _listed(counts: list[int]) -> str:
+    return ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+
+
+def _one_count(attempt: Any) -> str | None:
+    for rank, record in enumerate(attempt.ranks):
+        reduced = [c[1] for c in record.collectives if c[0] == "all_reduce"]
+        if reduced == [1]:
+            continue
+        what = f"{number_of(len(reduced), 'all-reduce')} of {number_of(sum(reduced), 'number')} in all"
+        return (
+            f"The gradients are right, but rank {rank} made {what}: one all-reduce of one number, the count, is enough."
+        )
+    return None
