@@ -113,7 +113,7 @@ def recursive_doubling(link: Link, vector: torch.Tensor, op: Reduction) -> Steps
 
     log2(n) steps, log2(n)·S bytes sent; 2 steps more where n is no power of two.
     """
-    yield from _folded(link, vector, op, _double)
+    yield from _folded(link, vector, op, doubling)
 
 
 def halving_doubling(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
@@ -124,7 +124,8 @@ def halving_doubling(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
     yield from _folded(link, vector, op, _halve_and_double)
 
 
-def _double(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+def doubling(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
+    """Recursive doubling for a power of two of ranks: whom a rank meets in step k differs from it in bit k."""
     arrived, distance = torch.empty_like(vector), 1
     while distance < link.size:
         partner = link.rank ^ distance  # flip one bit: so each is the other's partner

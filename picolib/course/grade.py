@@ -6,14 +6,16 @@ ranks against references that live in this process, where no code of the learner
 
 from __future__ import annotations
 
+import contextlib
 import json
+import linecache
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,11 +54,25 @@ def grade(notebook: str | Path) -> list[Row]:
     """
     path = Path(notebook)
     cells = _code_cells(path)
+    _refuse_lessons(path, cells)
     claims = find_claims(cells)
     asked = _asked(path, claims)
-    with tempfile.TemporaryDirectory(prefix="picolib-grade-") as folder:
+    with tempfile.TemporaryDirectory(prefix="picolib-grade-") as folder, _readable(cells):
         failed = _lift(path, Path(folder), [claim.function for claim in claims.values()])
         return [_row(exercise, claims.get(exercise.id), Path(folder), failed) for exercise in asked]
+
+
+@contextlib.contextmanager
+def _readable(cells: Mapping[int, Mapping[str, Any]]) -> Iterator[None]:
+    """Meanwhile a traceback or an explanation can quote the lines of these cells."""
+    for number, cell in cells.items():
+        source = "".join(cell["source"])
+        linecache.cache[lessons.cell_name(number)] = (len(source), None, source.splitlines(True), "")
+    try:
+        yield
+    finally:
+        for number in cells:
+            linecache.cache.pop(lessons.cell_name(number), None)
 
 
 def _code_cells(path: Path) -> dict[int, dict[str, Any]]:
@@ -91,6 +107,16 @@ def _asked(path: Path, claims: Mapping[str, Claim]) -> list[Exercise]:
     if not wanted:
         raise ValueError(f"{path.name} answers no exercise: nothing in it defines a function that one asks for")
     return [e for e in known.values() if e.lesson in wanted and (not e.stretch or e.id in claims)]
+
+
+def _refuse_lessons(path: Path, cells: Mapping[int, Mapping[str, Any]]) -> None:
+    """A lesson is read and run; its exercises stand in a notebook of their own."""
+    tagged = any(cell.get("metadata", {}).get("picolib") for cell in cells.values())
+    checks = any(re.search(r"\bcheck\(", "".join(cell["source"])) for cell in cells.values())
+    if tagged or checks or path.stem not in {e.lesson for e in exercises().values()}:
+        return
+    beside, apart = path.with_name(f"{path.stem}_exercises.ipynb"), path.parent.parent / "exercises" / path.name
+    raise ValueError(f"{path} is the lesson; its exercises, to be graded, are in {apart if apart.exists() else beside}")
 
 
 def _lift(path: Path, folder: Path, names: Sequence[str]) -> dict[str, str]:

@@ -11,15 +11,32 @@ from picolib.course.exercise import Exercise
 from picolib.course.lessons import solution_of
 
 
-def hint(fn: Any) -> None:
-    """Print the next hint for your function; each call goes one step further."""
+def hint(fn: Any, number: int | None = None) -> None:
+    """Print the next hint for your function; each call goes one step further.
+
+    number: print hint 1, 2 or 3 again, as far as you have come; it counts as no further step.
+
+    Raises ValueError for a number that is no hint's, or the number of a hint that you have not reached yet.
+    """
     exercise = of_function(fn)
     record = state.load()
     entry = state.of_exercise(record, exercise.id)
     level = entry["hints"]
+    if number is not None:
+        print(_hint_text(exercise, fn, _again(exercise, number, level)))
+        return
     entry["hints"] = min(level + 1, 4)
     state.save(record)
     print(_hint_text(exercise, fn, level))
+
+
+def _again(exercise: Exercise, number: int, level: int) -> int:
+    if isinstance(number, bool) or number not in (1, 2, 3):
+        raise ValueError(f"number={number!r}: there are hints 1, 2 and 3")
+    if number > level:
+        seen = "no hint" if not level else f"hint {level}" if level == 1 else f"hints 1 to {min(level, 3)}"
+        raise ValueError(f"number={number}: you have seen {seen} so far; hint({exercise.function}) shows the next one")
+    return number - 1
 
 
 def _hint_text(exercise: Exercise, fn: Any, level: int) -> str:

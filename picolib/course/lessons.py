@@ -28,6 +28,11 @@ def names(folder: str = "notebooks") -> list[str]:
     return sorted(path.stem for path in (root() / folder).glob("*.ipynb"))
 
 
+def cell_name(number: int) -> str:
+    """What the code of a notebook's cell is called in a traceback where no kernel numbers it; cells count from 1."""
+    return f"cell {number}"
+
+
 def definitions(source: str) -> dict[str, ast.FunctionDef]:
     """Functions defined at the top of a cell; empty for cells that are not plain Python (magics)."""
     try:

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+from picolib.course import lessons
+from picolib.launch import pickling
 
 CELL_SECONDS = 30
 
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     failed: dict[str, str] = {}
     for number, cell in enumerate(cells, 1):
         if cell["cell_type"] == "code":
+            shell.compile.get_code_name = lambda *_, cell=number: lessons.cell_name(cell)
             error = _run_cell(shell, "".join(cell["source"]))
             if error is not None:
                 failed[str(number)] = f"{type(error).__name__}: {error}"[:500]
@@ -94,7 +96,7 @@ def _hand_out(namespace: dict[str, Any], folder: Path, names: Sequence[str]) -> 
         function = namespace.get(name)
         if callable(function):
             with contextlib.suppress(Exception):  # what cannot be sent to ranks stays "not executed"
-                (folder / f"{name}.pickle").write_bytes(cloudpickle.dumps(function))
+                (folder / f"{name}.pickle").write_bytes(pickling.to_bytes(function))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ class Prediction:
         """Print your prediction beside what the run says. within: relative difference that counts as right."""
         if _is_number(self.value) and _is_number(measured):
             right = abs(self.value - measured) <= within * abs(measured)
-            far = "" if right or not measured or not self.value else f" (off by {_off(self.value, measured)})"
+            far = "" if right else _off(self.value, measured)
         else:
             right, far = self.value == measured, ""
-        verdict = "you were right" if right else f"a surprise{far}"
+        verdict = "you were right" if right else f"a surprise{f' ({far})' if far else ''}"
         print(f"{self.question}: you said {_text(self.value)}, the run says {_text(measured)}: {verdict}.")
 
 
@@ -50,5 +50,11 @@ def _text(value: Any) -> str:
 
 
 def _off(value: float, measured: float) -> str:
+    """ "3 times too small", "20% too large"; nothing where one of them is 0 or their signs differ."""
+    if not value * measured > 0:
+        return ""
     factor = value / measured
-    return f"{factor:.3g}x" if factor >= 1 else f"1/{1 / factor:.3g}"
+    word, larger = ("large", factor) if factor > 1 else ("small", 1 / factor)
+    if larger >= 1.95:
+        return f"{larger:.3g} times too {word}"
+    return f"{100 * abs(factor - 1):.2g}% too {word}"

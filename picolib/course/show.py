@@ -14,7 +14,7 @@ ANSWERS = {
     "picolib.comm.all_reduce.ring_once": "2.4",
     "picolib.comm.all_reduce.ring": "2.4",
     "picolib.comm.all_reduce.recursive_doubling": "2.6",
-    "picolib.comm.all_reduce._double": "2.6",
+    "picolib.comm.all_reduce.doubling": "2.6",
 }
 
 

@@ -58,6 +58,13 @@ def dumps(value: Any) -> list[Any]:
     return wire.pack(stream.getvalue(), [buffer.raw() for buffer in buffers])
 
 
+def to_bytes(value: Any) -> bytes:
+    """`value` as one pickle, tensors inside; cloudpickle's own would forget in which file or cell a function stands."""
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5).dump(value)
+    return stream.getvalue()
+
+
 def loads(packed: memoryview) -> Any:
     """The inverse of `dumps`; tensors live inside `packed` when it is writable."""
     head, buffers = wire.unpack(packed)

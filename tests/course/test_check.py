@@ -31,7 +31,7 @@ def test_a_passed_check_prints_the_same_line_every_time(nowhere, capsys):
         check(lesson02a.on_views, exercise="2.3")
     first, second = capsys.readouterr().out.splitlines()
     assert first == second == (
-        "Exercise 2.3 passed: values right on 1, 2, 3, 4, 5 ranks; 7,500 bytes per rank = (N-1)/N·B; "
+        "Exercise 2.3 passed: values right on 1, 2, 3, 4, 5 ranks; 7,500 bytes per rank = (N-1)/N·S; "
         "N-1 = 3 messages, all to the right neighbour."
     )  # fmt: skip
 

@@ -103,3 +103,17 @@ def test_what_is_no_notebook_or_answers_nothing_is_refused_in_a_sentence(tmp_pat
         grade.grade(tmp_path / "x.ipynb")
     with pytest.raises(ValueError, match="answers no exercise"):
         grade.grade(write(tmp_path / "y.ipynb", "1 + 1"))
+
+
+def test_a_lesson_is_refused_with_the_name_of_its_exercises(tmp_path):
+    lesson = write(tmp_path / "02A_messages_and_ring.ipynb", START, "def swap():\n    return 1")
+    with pytest.raises(ValueError, match="is the lesson; its exercises, .*02A_messages_and_ring_exercises.ipynb"):
+        grade.grade(lesson)
+
+
+def test_an_explanation_quotes_the_learner_s_cell_and_line(tmp_path):
+    blocked = "def swap(mine):\n    theirs = torch.empty_like(mine)\n    dist.recv(theirs, 1 - dist.get_rank())"
+    rows = grade.grade(write(tmp_path / "n.ipynb", START, "1", blocked, "def my_share(items):\n    return items[99]"))
+    text = grade.junit_xml({"n.ipynb": rows})
+    assert "cell 3, line 3:  dist.recv(theirs, 1 - dist.get_rank())" in text
+    assert "cell 4, line 2, in my_share" in text and "return items[99]" in text and "dynamic-code" not in text

@@ -41,6 +41,20 @@ def test_three_hints_come_one_at_a_time_then_what_is_wrong(workspace, capsys):
     assert said[4] == "To see a solution: reveal(name_the_collectives)"
 
 
+def test_a_hint_can_be_read_again_without_going_further(workspace, capsys):
+    with pytest.raises(ValueError, match="number=1: you have seen no hint so far"):
+        hint(name_the_collectives, 1)
+    hint(name_the_collectives)
+    hint(name_the_collectives, 1)
+    hint(name_the_collectives)
+    first, again, second = capsys.readouterr().out.splitlines()
+    assert first == again and first.startswith("Hint 1 of 3") and second.startswith("Hint 2 of 3")
+    with pytest.raises(ValueError, match="number=3: you have seen hints 1 to 2 so far"):
+        hint(name_the_collectives, 3)
+    with pytest.raises(ValueError, match="number=4: there are hints 1, 2 and 3"):
+        hint(name_the_collectives, 4)
+
+
 def test_a_revealed_solution_is_recorded_as_seen(workspace, capsys):
     reveal(type(swap)(swap.__code__, globals(), "mended_all_reduce"))
     said = capsys.readouterr().out
@@ -89,10 +103,26 @@ def test_a_prediction_is_compared_with_the_run(nowhere, capsys):
     predict("winner", "ring").compare("tree")
     right, wrong, words = capsys.readouterr().out.splitlines()
     assert right == "bytes rank 0 sends: you said 7,500, the run says 7,500: you were right."
-    assert wrong.endswith("a surprise (off by 3x).")
+    assert wrong.endswith("a surprise (3 times too large).")
     assert words.endswith("the run says tree: a surprise.")
     with pytest.raises(ValueError, match="wants your guess"):
         predict("bytes", ...)
+
+
+@pytest.mark.parametrize(
+    "said, measured, far",
+    [
+        (6400, 19200, " (3 times too small)"),
+        (7, 3, " (2.33 times too large)"),
+        (1.2, 1.0, " (20% too large)"),
+        (0.9, 1.0, " (10% too small)"),
+        (0, 5, ""),
+        (-1, 5, ""),
+    ],
+)
+def test_how_far_off_a_prediction_was_is_said_as_people_do(nowhere, capsys, said, measured, far):
+    predict("bytes", said).compare(measured)
+    assert capsys.readouterr().out.endswith(f": a surprise{far}.\n")
 
 
 def test_the_names_of_the_course_are_functions_whatever_was_imported_first():

@@ -107,7 +107,7 @@ def slow_motion(algorithm: str, n: int, size: int, alpha: float, beta: float) ->
 
 
 def formula_seconds(algorithm: str, n: int, size: int, alpha: float, beta: float) -> float:
-    """The same from the formula: 2(N-1)·(alpha + beta·B/N), or log2 N·(alpha + beta·B)."""
+    """The same from the formula: 2(N-1)·(alpha + beta·S/N), or log2 N·(alpha + beta·S)."""
     if algorithm == "ring":
         return 2 * (n - 1) * (alpha + beta * size / n)
     return log2(n) * (alpha + beta * size)
@@ -148,11 +148,11 @@ def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
         (alpha + steps * beta * each, f"You charge one alpha: each of the {steps} steps pays it."),
         (
             steps * (alpha + beta * size),
-            "Every step moves N·B/N: a message of the ring is one chunk, B/N bytes, not B.",
+            "Every step moves N·S/N: a message of the ring is one chunk, S/N bytes, not S.",
         ),
-        (steps * (alpha + beta * size * n), "You charge N·B bytes a step: too many."),
+        (steps * (alpha + beta * size * n), "You charge N·S bytes a step: too many."),
         (alpha + beta * each, f"That is one message; there are {steps} steps, one after the other."),
-        (alpha + beta * size, f"That is one message of B bytes; there are {steps} steps."),
+        (alpha + beta * size, f"That is one message of S bytes; there are {steps} steps."),
         (steps * alpha, "The bytes are missing: add beta times the bytes of each message."),
         (steps / 2 * (alpha + beta * each), "That is one half: an all-reduce is a reduce-scatter and an all-gather."),
         (steps * beta * each, "alpha is missing: each message pays it."),
@@ -244,14 +244,14 @@ EXERCISES = (
         sizes=(8, 1, 2, 4),
         output="argument",
         traffic=doubling_traffic,
-        formula="log2(N)·B",
+        formula="log2(N)·S",
         script=lambda n, rank: [Sent(other) for other in partners(n, rank)],
         rules=(same_partner, not_mutual, not_one_bit, too_many_steps),
         same_bits=True,
         blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. And in each step both send and receive: "
         "start the send with isend, then receive, then wait.",
         beyond="In step k the partner is rank ^ 2^k, one bit of the number flipped: always another rank below N.",
-        verified="{messages} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·B; the same bits everywhere",
+        verified="{messages} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·S; the same bits everywhere",
         hints=(
             "After one step pairs know their sum. Whom must a pair meet next, so that four ranks know theirs?",
             "In step k the partner is the rank whose number differs in bit k: rank ^ (1 << k).",
@@ -266,7 +266,7 @@ EXERCISES = (
         sitting="02B",
         difficulty=2,
         minutes=10,
-        task="Seconds of an all-reduce by ring and by recursive doubling, from N, B, alpha (s) and beta (s/byte).",
+        task="Seconds of an all-reduce by ring and by recursive doubling, from N, S, alpha (s) and beta (s/byte).",
         cases=bill_cases,
         call=both_bills,
         judge=judge_bill,
@@ -275,7 +275,7 @@ EXERCISES = (
         hints=(
             "A message of m bytes takes alpha + beta·m. Count the messages that have to come one after the other.",
             "The ring takes 2(N-1) steps with one chunk each; doubling takes log2 N steps with the whole vector each.",
-            "2(N-1)·(alpha + beta·B/N) and log2 N·(alpha + beta·B).",
+            "2(N-1)·(alpha + beta·S/N) and log2 N·(alpha + beta·S).",
         ),
     ),
     Exercise(

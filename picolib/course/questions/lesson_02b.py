@@ -64,7 +64,8 @@ QUESTIONS = (
             Answer("it hangs", "both ranks enter as many collectives of the same size: nothing waits."),
             Answer(
                 "it adds a to b in silence",
-                "the first call of one meets the first call of the other. The board compares their lines.",
+                "the first call of one meets the first call of the other. picolib's watch sees it where the two calls "
+                "stand on lines of their own, in swapped order; in one line of a loop it cannot.",
                 right=True,
             ),
         ),

@@ -169,7 +169,7 @@ def one_alpha(algorithm, n, nbytes, alpha, beta):
     return alpha + steps_of(algorithm, n) * beta * each
 
 
-@wrong("2.7", "the whole vector in each step of the ring", "one chunk, B/N bytes")
+@wrong("2.7", "the whole vector in each step of the ring", "one chunk, S/N bytes")
 def whole_vector(algorithm, n, nbytes, alpha, beta):
     return steps_of(algorithm, n) * (alpha + beta * nbytes)
 
