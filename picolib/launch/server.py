@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import Any
 
-from picolib.launch import processes
+from picolib.launch import preload, processes
 
 
 def main(descriptor: int) -> None:
@@ -40,9 +40,13 @@ def _import_everything() -> None:
 
 def assert_one_thread() -> None:
     """A fork copies one thread only: with a second one, some lock may stay locked for ever in the copy."""
+    assert count_threads() == 1, f"the fork server has {count_threads()} threads; it must have one"
+
+
+def count_threads() -> int:
+    """All threads of this process, also those that no Python code has started (where the system tells)."""
     tasks = "/proc/self/task"
-    count = len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()
-    assert count == 1, f"the fork server has {count} threads; it must have one"
+    return len(os.listdir(tasks)) if os.path.isdir(tasks) else threading.active_count()
 
 
 def _test_fork() -> None:
@@ -72,6 +76,8 @@ class Server:
         self.kernel = os.getppid()
         self.ranks: dict[int, int] = {}  # process id -> rank
         self.folder: str | None = None
+        self.preload = preload.Preload()
+        self.idle_after = -1  # milliseconds without a request until there is time for something else; -1: never
         self.wake, wake = os.pipe()
         for descriptor in (self.wake, wake):
             os.set_blocking(descriptor, False)
@@ -87,14 +93,28 @@ class Server:
         try:
             self.tell({"ready": True})
             while os.getppid() == self.kernel:
-                ready = dict(poller.poll(1000))
+                ready = dict(poller.poll(self.idle_after if self.idle_after > 0 else 1000))
                 self.reap()
                 if self.connection.fileno() in ready:
                     self.obey()
+                elif not ready and not self.ranks and self.idle_after > 0:
+                    self.use_the_time()
         except (EOFError, OSError):  # the kernel is gone
             pass
         finally:
             self.end_ranks()
+
+    def use_the_time(self) -> None:
+        """Import something that later ranks may need; start this process anew should that have started a thread."""
+        if not self.preload.left:
+            self.idle_after = -1
+            return
+        self.idle_after = 10
+        self.preload.step()
+        if count_threads() > 1:
+            os.environ[preload.VARIABLE] = ""
+            os.set_inheritable(self.connection.fileno(), True)
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
     def tell(self, message: dict[str, Any]) -> None:
         """One line of JSON to the kernel."""
@@ -144,6 +164,7 @@ class Server:
         if not self.ranks:
             processes.end_children()
             self.tell({"ended": True})
+            self.idle_after = 1 if self.preload.is_urgent() else 1000
 
     def signal_ranks(self, number: int) -> None:
         """Send a signal to all living ranks."""
@@ -194,8 +215,10 @@ def _be_a_rank(server: Server, request: dict[str, Any], rank: int, shared: list[
 
         control = socket.socket(fileno=own[0])
         os.register_at_fork(after_in_child=control.close)  # what a rank forks is no rank
+        server.preload.forget_shadowed(request["surroundings"]["path"])
         life.redirect(*own[1:])
         life.live(request, rank, control, pickling.from_file(shared[0]), shared[1] if len(shared) > 1 else None)
+        server.preload.tell_if_used()
         code = 0
     finally:
         os._exit(code)
