@@ -32,6 +32,8 @@ class Stream:
         *lines, self._partial = (self._partial + self._decoder.decode(data, final)).split("\n")
         for line in lines:
             self._take(line)
+        _, _, newest = self._partial.rpartition("\r")
+        self._partial = newest or self._partial  # a progress bar may be updated for hours
         if self._partial and (final or len(self._partial) > LONGEST):
             self._take(self._partial)
             self._partial = ""

@@ -143,3 +143,14 @@ def test_rank_0_is_heard_while_it_runs(capsys):
         sys.stdout = stdout
     (first, early), (second, late) = spy.times
     assert "first" in first and "second" in second and late - early > 0.3
+
+
+def test_a_progress_bar_of_many_updates_stays_one_line():
+    stream = Stream()
+    for step in range(300):
+        stream.feed(b"\r" + b"." * 10_000)
+        stream.feed(f"\r{step}".encode())
+    assert stream.newest() == "299" and not stream.shown
+    stream.feed(b"\r")  # the line's end comes in two pieces
+    stream.feed(b"\n")
+    assert list(stream.shown) == ["299"]
