@@ -45,12 +45,14 @@ def one_shot(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
 
     1 step, (n-1)·S bytes sent: for vectors so small that only the number of steps counts.
     """
-    inbox = list(vector.new_empty(link.size, vector.numel()))
+    buffer = link.borrow(vector, link.size)
+    inbox = list(buffer)
     others = [(link.rank + k) % link.size for k in range(1, link.size)]
     sends = [link.send(vector, r, step=0) for r in others]
     yield [link.recv(inbox[r], r, step=0) for r in reversed(others)] + sends
     contributions = [*inbox[: link.rank], vector, *inbox[link.rank + 1 :]]
     op.combine_all(contributions, out=vector, scratch=inbox[link.rank])
+    link.give_back(buffer)
     op.finish(vector, link.size)
 
 

@@ -55,7 +55,7 @@ def all_reduce(
     """
     if not is_member(group):
         return warn_not_member("all_reduce")
-    call = Call("all_reduce", group)
+    call = Call("all_reduce", group, async_op)
     call.check_tensors([tensor], "tensor")
     combine = reduction(op, tensor.dtype)
     chosen = call.choose(algorithm, tensor.device, nbytes(tensor))
@@ -71,7 +71,7 @@ def all_reduce(
         extra = (ranks_per_node,)
     elif chosen == "hierarchical":
         extra = (call.members.ranks_per_node,)
-    return call.start([tensor], async_op, call.writes(tensor, and_reads=True), combine, *extra, op=op, label=label)
+    return call.start([tensor], call.writes(tensor, and_reads=True), combine, *extra, op=op, label=label)
 
 
 def broadcast(
@@ -86,13 +86,13 @@ def broadcast(
     """Copy the tensor of rank `src` (a global rank; or `group_src`, a place in the group) to all ranks."""
     if not is_member(group):
         return warn_not_member("broadcast")
-    call = Call("broadcast", group)
+    call = Call("broadcast", group, async_op)
     call.check_tensors([tensor], "tensor")
     root = peer_rank(call.members, src, group_src, "src")
     if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.broadcast(tensor, src, group, async_op, group_src)
     vector = call.writes(tensor, and_reads=call.members.rank == root)
-    return call.start([tensor], async_op, vector, root, root=root)
+    return call.start([tensor], vector, root, root=root)
 
 
 def reduce(
@@ -108,13 +108,13 @@ def reduce(
     """Combine `tensor` over all ranks into that of rank `dst`; the other ranks' tensors stay as they are."""
     if not is_member(group):
         return warn_not_member("reduce")
-    call = Call("reduce", group)
+    call = Call("reduce", group, async_op)
     call.check_tensors([tensor], "tensor")
     root, combine = peer_rank(call.members, dst, group_dst, "dst"), reduction(op, tensor.dtype)
     if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.reduce(tensor, dst, op, group, async_op, group_dst)
     vector = call.writes(tensor, and_reads=True) if call.members.rank == root else call.reads(tensor)
-    return call.start([tensor], async_op, vector, vector, root, combine, op=op, root=root)
+    return call.start([tensor], vector, vector, root, combine, op=op, root=root)
 
 
 def all_gather(
@@ -123,7 +123,7 @@ def all_gather(
     """Collect every rank's `tensor` in `tensor_list`, which may differ in size between ranks (then: direct or ring)."""
     if not is_member(group):
         return warn_not_member("all_gather")
-    call = Call("all_gather", group)
+    call = Call("all_gather", group, async_op)
     call.check_list(tensor_list, "tensor_list")
     call.check_tensors([*tensor_list, tensor], "tensor_list and tensor")
     call.check_distinct(tensor_list, "tensor_list")
@@ -135,7 +135,7 @@ def all_gather(
         return dist.all_gather(tensor_list, tensor, group, async_op)
     blocks = blocks_of(call, tensor_list)
     blocks[call.members.rank].copy_(call.reads(tensor))
-    return call.start([tensor], async_op, blocks, strict_shapes=even)
+    return call.start([tensor], blocks, strict_shapes=even)
 
 
 def all_gather_into_tensor(
@@ -149,7 +149,7 @@ def all_gather_into_tensor(
     """Collect every rank's `input_tensor`, one after the other, in `output_tensor` (concatenated or stacked)."""
     if not is_member(group):
         return warn_not_member("all_gather_into_tensor")
-    call = Call("all_gather_into_tensor", group)
+    call = Call("all_gather_into_tensor", group, async_op)
     call.check_tensors([output_tensor, input_tensor], "output_tensor and input_tensor")
     check_multiple(call, output_tensor, "output_tensor", input_tensor, "input_tensor")
     if call.choose(algorithm, input_tensor.device, nbytes(output_tensor)) == "native":
@@ -158,7 +158,7 @@ def all_gather_into_tensor(
     own, block = blocks[call.members.rank], call.reads(input_tensor)
     if own.data_ptr() != block.data_ptr():
         own.copy_(block)
-    return call.start([input_tensor], async_op, blocks)
+    return call.start([input_tensor], blocks)
 
 
 def reduce_scatter(
@@ -173,7 +173,7 @@ def reduce_scatter(
     """Combine the ranks' lists entry by entry; rank r keeps entry r, in `output`. Entries may differ in size."""
     if not is_member(group):
         return warn_not_member("reduce_scatter")
-    call = Call("reduce_scatter", group)
+    call = Call("reduce_scatter", group, async_op)
     call.check_list(input_list, "input_list")
     call.check_tensors([*input_list, output], "input_list and output")
     mine = input_list[call.members.rank]
@@ -186,7 +186,7 @@ def reduce_scatter(
     chunks = [call.reads(t) for t in input_list]
     if call.algorithm in ("naive", "recursive_halving") and not adjacent(chunks):
         chunks = split(torch.cat(chunks), len(chunks))
-    return call.start(input_list, async_op, chunks, call.writes(output), combine, op=op, strict_shapes=even)
+    return call.start(input_list, chunks, call.writes(output), combine, op=op, strict_shapes=even)
 
 
 def reduce_scatter_tensor(
@@ -201,14 +201,14 @@ def reduce_scatter_tensor(
     """Combine `input` over all ranks; rank r keeps the r-th of its n equal parts, in `output`."""
     if not is_member(group):
         return warn_not_member("reduce_scatter_tensor")
-    call = Call("reduce_scatter_tensor", group)
+    call = Call("reduce_scatter_tensor", group, async_op)
     call.check_tensors([output, input], "output and input")
     check_multiple(call, input, "input", output, "output")
     combine = reduction(op, output.dtype)
     if call.choose(algorithm, input.device, nbytes(input)) == "native":
         return dist.reduce_scatter_tensor(output, input, op, group, async_op)
     chunks = split(call.reads(input), call.members.size)
-    return call.start([input], async_op, chunks, call.writes(output), combine, op=op)
+    return call.start([input], chunks, call.writes(output), combine, op=op)
 
 
 def all_to_all(
@@ -225,7 +225,7 @@ def all_to_all(
     """
     if not is_member(group):
         return warn_not_member("all_to_all")
-    call = Call("all_to_all", group)
+    call = Call("all_to_all", group, async_op)
     call.check_list(output_tensor_list, "output_tensor_list")
     call.check_list(input_tensor_list, "input_tensor_list")
     call.check_tensors([*output_tensor_list, *input_tensor_list], "outputs and inputs")
@@ -236,7 +236,7 @@ def all_to_all(
     device = output_tensor_list[0].device
     if call.choose(algorithm, device, 0, fixed="direct") == "native":
         return dist.all_to_all(output_tensor_list, input_tensor_list, group, async_op)
-    return exchange(call, outgoing, [call.writes(t) for t in incoming], async_op, input_tensor_list[:1])
+    return exchange(call, outgoing, [call.writes(t) for t in incoming], input_tensor_list[:1])
 
 
 def all_to_all_single(
@@ -255,7 +255,7 @@ def all_to_all_single(
     """
     if not is_member(group):
         return warn_not_member("all_to_all_single")
-    call = Call("all_to_all_single", group)
+    call = Call("all_to_all_single", group, async_op)
     call.check_tensors([output, input], "output and input")
     sending = part_sizes(call, input, input_split_sizes, "input")
     receiving = part_sizes(call, output, output_split_sizes, "output")
@@ -268,7 +268,7 @@ def all_to_all_single(
         return dist.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
     outgoing = torch.split_with_sizes(call.reads(input), sending)
     incoming = torch.split_with_sizes(call.writes(output), receiving)
-    return exchange(call, outgoing, incoming, async_op, [input], even)
+    return exchange(call, outgoing, incoming, [input], even)
 
 
 def gather(
@@ -284,14 +284,14 @@ def gather(
     """Collect every rank's `tensor` in `gather_list` on rank `dst` (by default the group's first)."""
     if not is_member(group):
         return warn_not_member("gather")
-    call = Call("gather", group)
+    call = Call("gather", group, async_op)
     call.check_tensors([tensor], "tensor")
     root = 0 if dst is None and group_dst is None else peer_rank(call.members, dst, group_dst, "dst")
     check_rooted_list(call, root, gather_list, "gather_list", tensor)
     if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.gather(tensor, gather_list, group=group, async_op=async_op, group_dst=root)
     blocks = [call.writes(t) for t in gather_list] if gather_list else None
-    return call.start([tensor], async_op, call.reads(tensor), blocks, root, root=root)
+    return call.start([tensor], call.reads(tensor), blocks, root, root=root)
 
 
 def scatter(
@@ -307,14 +307,14 @@ def scatter(
     """Hand entry r of `scatter_list` of rank `src` (by default the group's first) to rank r, in `tensor`."""
     if not is_member(group):
         return warn_not_member("scatter")
-    call = Call("scatter", group)
+    call = Call("scatter", group, async_op)
     call.check_tensors([tensor], "tensor")
     root = 0 if src is None and group_src is None else peer_rank(call.members, src, group_src, "src")
     check_rooted_list(call, root, scatter_list, "scatter_list", tensor)
     if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
         return dist.scatter(tensor, scatter_list, group=group, async_op=async_op, group_src=root)
     blocks = [call.reads(t) for t in scatter_list] if scatter_list else None
-    return call.start([tensor], async_op, blocks, call.writes(tensor), root, root=root)
+    return call.start([tensor], blocks, call.writes(tensor), root, root=root)
 
 
 def barrier(
@@ -323,7 +323,7 @@ def barrier(
     """Return when every rank of the group has called it. `device_ids` and `timeout` are for the native one."""
     if not is_member(group):
         return warn_not_member("barrier")
-    call = Call("barrier", group)
+    call = Call("barrier", group, async_op)
     if call.choose(algorithm, torch.device("cpu"), 0, fixed="dissemination") == "native":
         return dist.barrier(group, async_op, device_ids, timeout)
-    return call.start([], async_op)
+    return call.start([])

@@ -18,17 +18,17 @@ def nbytes(*tensors: torch.Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def exchange(call: Call, outgoing: Any, incoming: Any, async_op: bool, told: Tensors, even: bool = False) -> Any:
+def exchange(call: Call, outgoing: Any, incoming: Any, told: Tensors, even: bool = False) -> Any:
     """Start an all-to-all on its blocks; what a rank sends to itself must be what it expects."""
     if even:
-        return call.start(told, async_op, outgoing, incoming)
+        return call.start(told, outgoing, incoming)
     splits = [t.numel() for t in outgoing], [t.numel() for t in incoming]
     me = call.members.rank
     if splits[0][me] != splits[1][me]:
         call.complain(
             f"rank {call.members.ranks[me]} sends itself {splits[0][me]} elements, but expects {splits[1][me]}"
         )
-    return call.start(told, async_op, outgoing, incoming, strict_shapes=False, splits=splits)
+    return call.start(told, outgoing, incoming, strict_shapes=False, splits=splits)
 
 
 def settle_uneven(call: Call, tensors: Tensors, algorithm: str, able: tuple[str, ...]) -> bool:

@@ -1,10 +1,11 @@
 """Which algorithms there are, and which one `algorithm="auto"` takes.
 
-The choice is a pure function of what every rank of the group knows alike: the collective, its size in bytes and
-the number of ranks. The constants are shipped, not measured at the start, so that a run gives the same bits on
-every machine. They come from `benchmarks/collectives.py` on gloo with several ranks on two cores. There, what counts
-is how many messages all ranks together send (each wakes up a process) and how many bytes; on a network where every
-rank has its own wire, it would be the messages and bytes of the busiest rank, and a ring would win for long vectors.
+The choice is a pure function of what every rank of the group knows alike: the collective, its size in bytes, the
+number of ranks, and whether the call is asynchronous. The constants are shipped, not measured at the start, so that
+a run gives the same bits on every machine. They come from `benchmarks/collectives.py` on gloo with several ranks on
+two cores. There, what counts is how many messages all ranks together send (each wakes up a process) and how many
+bytes; on a network where every rank has its own wire, it would be the messages and bytes of the busiest rank, and a
+ring would win for long vectors.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def algorithms(name: str) -> list[str]:
     return [*ALGORITHMS[name], "native"]
 
 
-def choose(name: str, nbytes: int, size: int) -> str:
+def choose(name: str, nbytes: int, size: int, async_op: bool = False) -> str:
     """The algorithm that "auto" takes on gloo.
 
     Args:
@@ -88,8 +89,10 @@ def choose(name: str, nbytes: int, size: int) -> str:
         nbytes: of the vector; for all-gather of all blocks together, for reduce-scatter and all-to-all of all
             chunks together, for gather and scatter of one rank's block.
         size: the number of ranks.
+        async_op: whether the call is asynchronous, as it is on all ranks or on none.
     """
-    return _CHOICES[name](nbytes, size)
+    choices = {**_CHOICES, **_ASYNC_CHOICES} if async_op else _CHOICES
+    return choices[name](nbytes, size)
 
 
 _CHOICES: dict[str, Callable[[int, int], str]] = {
@@ -103,4 +106,13 @@ _CHOICES: dict[str, Callable[[int, int], str]] = {
     "gather": lambda nbytes, size: "flat",
     "scatter": lambda nbytes, size: "flat",
     "barrier": lambda nbytes, size: "dissemination",
+}
+
+# Beside a computation, what counts is how often somebody must look before the next step can start: fewest steps win,
+# since the backend moves all messages of a step by itself. (Measured by `benchmarks/overlap.py`.)
+_ASYNC_CHOICES: dict[str, Callable[[int, int], str]] = {
+    "all_reduce": lambda nbytes, size: "one_shot" if size == 2 and nbytes <= MB else "direct",
+    "all_gather": lambda nbytes, size: "direct",
+    "reduce_scatter": lambda nbytes, size: "direct",
+    "all_to_all": lambda nbytes, size: "direct",
 }

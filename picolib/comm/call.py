@@ -19,10 +19,10 @@ class Call:
     Every complaint comes before the first message, and depends only on what the ranks have in common.
     """
 
-    __slots__ = ("name", "process_group", "members", "algorithm", "moves_back")
+    __slots__ = ("name", "process_group", "members", "async_op", "algorithm", "moves_back")
 
-    def __init__(self, name: str, group: Any) -> None:
-        self.name = name
+    def __init__(self, name: str, group: Any, async_op: bool) -> None:
+        self.name, self.async_op = name, async_op
         self.process_group, self.members = resolve(group)
         self.algorithm = ""
         self.moves_back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -60,7 +60,7 @@ class Call:
             backend = self.members.backend(self.process_group, device)
             on_gloo = backend is None or backend.name() == "gloo"
             kind = auto.SAME_AS.get(self.name, self.name)
-            algorithm = (fixed or auto.choose(kind, nbytes, self.members.size)) if on_gloo else "native"
+            algorithm = fixed or auto.choose(kind, nbytes, self.members.size, self.async_op) if on_gloo else "native"
         elif algorithm not in (known := auto.algorithms(self.name)):
             self.complain(f"algorithm must be one of {', '.join(['auto', *known])}, got {algorithm!r}")
         self.algorithm = algorithm
@@ -88,7 +88,6 @@ class Call:
     def start(
         self,
         tensors: Sequence[torch.Tensor],
-        async_op: bool,
         *arguments: Any,
         op: Any = None,
         label: str | None = None,
@@ -97,7 +96,7 @@ class Call:
         splits: Any = None,
     ) -> engine.Work | None:
         """Announce the call, then run the algorithm on its arguments: to the end, or up to its first wait."""
-        members = self.members
+        members, async_op = self.members, self.async_op
         if members.in_flight and not async_op:
             members.in_flight[-1].wait()  # calls on one group take effect in their order
         call = monitor.collective(

@@ -29,6 +29,8 @@ class Step:
 
     def __init__(self, handles: list[Handle]) -> None:
         self.handles = handles
+        self._receives = [handle for handle in handles if handle.receives]
+        self._missing = list(self._receives)  # those that have not been seen to arrive
         self._helper: threading.Thread | None = None
 
     def wait(self) -> None:
@@ -38,21 +40,25 @@ class Step:
         for handle in self.handles:
             handle.wait()
 
-    def has_arrived(self) -> bool:
+    def has_arrived(self, with_helper: bool = True) -> bool:
         """Whether `wait()` would return at once, as far as can be seen.
 
         Receives show it. Of a send, gloo does not tell. But a peer starts all messages of a step together, so once we
         have heard from it, our message to it goes its way by itself. For sends to others a helper thread waits,
-        inside the backend, without holding Python's lock.
+        inside the backend, without holding Python's lock; `with_helper=False` does not start one.
         """
-        receives = [handle for handle in self.handles if handle.receives]
-        if not all(handle.has_arrived() for handle in receives):
+        missing = self._missing
+        while missing and missing[-1].has_arrived():
+            missing.pop()
+        if missing:
             return False
         if self._helper is None:
-            heard = {handle.peer for handle in receives}
+            heard = {handle.peer for handle in self._receives}
             blind = [h for h in self.handles if h.work is not None and not h.receives and h.peer not in heard]
             if not blind:
                 return True
+            if not with_helper:
+                return False
             self._wait_aside(blind)
         return not self._helper.is_alive()
 
@@ -60,6 +66,7 @@ class Step:
         """Have a helper thread wait for the receives too: one of them may give no sign of its arrival."""
         if self._helper is None:
             self._wait_aside([handle for handle in self.handles if handle.work is not None])
+            self._missing = []
 
     def _wait_aside(self, handles: list[Handle]) -> None:
         wait = lambda: [handle.wait_unseen() for handle in handles]
@@ -111,21 +118,32 @@ class Work:
         return True
 
     def _run_to_the_end(self) -> None:
+        """Wait for the oldest work of the group, step by step, until it is this one, and this one's end.
+
+        Where all that is under way in this process belongs to this group, those are waits inside the backend: every
+        rank of the group waits for the oldest first, so nobody needs what the later ones would do meanwhile. Between
+        two such waits they have their turn. (Looking every 50 µs instead cost 5 % more processor time on 2 ranks, with
+        6 in flight, which the peers on the same cores would have used.)
+        """
+        in_flight = self._group.in_flight
         while self._step is not None:
-            oldest = self._group.in_flight[0]
+            oldest = in_flight[0]
             step = oldest._step
-            _look_after_others(step, itself=1)
+            if works_in_flight() > len(in_flight):
+                _look_after_others(step, itself=1)
             if oldest._step is step:  # nobody else has advanced it meanwhile
                 oldest._complete_step()
+            for later in list(in_flight) if self._step is not None else ():
+                later.poll(with_helper=False)
 
     def is_completed(self) -> bool:
         """Whether the result is there. Drives the collective as far as it goes without waiting for a peer."""
         self.poll()
         return self._step is None
 
-    def poll(self) -> None:
+    def poll(self, with_helper: bool = True) -> None:
         """Start the next steps, as long as the messages they need have arrived. Returns at once."""
-        while self._step is not None and self._step.has_arrived():
+        while self._step is not None and self._step.has_arrived(with_helper):
             self._complete_step()
 
     def _complete_step(self) -> None:

@@ -21,12 +21,14 @@ from picolib.launch import nodes
 # meet those of the user's own send and recv, nor those of another collective in flight.
 FIRST_RESERVED_TAG = 1 << 30
 
+SPARE_BYTES = 32 << 20  # a group keeps at most so much of buffers that are not in use
+
 
 class Group:
     """The members of one process group and what picolib.comm has under way in it (group ranks throughout)."""
 
     __slots__ = ("rank", "size", "ranks", "calls", "in_flight", "mailbox", "sentinel", "ranks_per_node",
-                 "_backends")  # fmt: skip
+                 "_backends", "_spare")  # fmt: skip
 
     def __init__(self, process_group: dist.ProcessGroup) -> None:
         self.rank: int = process_group.rank()
@@ -38,12 +40,29 @@ class Group:
         self.mailbox: dict[int, deque[torch.Tensor]] = defaultdict(deque)  # messages to oneself, by tag
         self.sentinel = bytes(2 + byte % 254 for byte in os.urandom(8))  # no byte of a bool tensor is above 1
         self._backends: dict[str, Any] = {}
+        self._spare: dict[tuple, list[torch.Tensor]] = defaultdict(list)  # buffers that nobody uses, by shape and dtype
         gloo_thread.make_polite()  # every group has a thread of its own
 
     def next_tag(self) -> int:
         """The tag of the next collective: the same on every rank, as calls of a group come in one order."""
         self.calls += 1
         return FIRST_RESERVED_TAG + self.calls % FIRST_RESERVED_TAG
+
+    def borrow(self, like: torch.Tensor, rows: int) -> torch.Tensor:
+        """A buffer of `rows` rows like the vector `like`; its contents are undefined.
+
+        The system must fill every page of new memory with zeros. Of an asynchronous all-reduce of 1 MB, that took 5 %.
+        """
+        spare = self._spare[rows, like.numel(), like.dtype, like.device]
+        return spare.pop() if spare else like.new_empty(rows, like.numel())
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Keep a borrowed buffer for the next call, where there is room for it."""
+        kept = [b for buffers in self._spare.values() for b in buffers]
+        if sum(b.nbytes for b in [*kept, buffer]) > SPARE_BYTES:
+            self._spare.clear()
+        if buffer.nbytes <= SPARE_BYTES:
+            self._spare[(*buffer.shape, buffer.dtype, buffer.device)].append(buffer)
 
     def backend(self, process_group: dist.ProcessGroup, device: torch.device) -> Any:
         """What carries tensors of this device. Asked directly, it takes a third less time per message."""

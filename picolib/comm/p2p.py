@@ -55,8 +55,8 @@ class Handle:
         """A hint, never blocking: True when `wait()` would return at once, as far as can be seen."""
         if self.work is None:
             return True
-        if self._window is not None and self._window.value != self._mark:
-            return True
+        if self._window is not None:
+            return self._window.value != self._mark
         return self.work.is_completed()
 
     def watch(self, tensor: torch.Tensor, sentinel: bytes) -> None:
@@ -107,6 +107,14 @@ class Link:
         part._members = [self._members[m] for m in members]
         part.rank, part.size = list(members).index(self.rank), len(members)
         return part
+
+    def borrow(self, like: torch.Tensor, rows: int) -> torch.Tensor:
+        """A buffer of `rows` rows like the vector `like`, for the algorithm to `give_back` when it has ended well."""
+        return self._group.borrow(like, rows)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """The buffer's messages have been waited for, and its contents are used."""
+        self._group.give_back(buffer)
 
     def send(self, tensor: torch.Tensor, to: int, chunk: int | None = None, step: int | None = None) -> Handle:
         """Start to send a contiguous tensor; it must not change before the handle was waited for.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from picolib import comm
 
-MORE = {"algorithm", "ranks_per_node"}  # what our signatures have beyond torch's
+MORE = {"algorithm", "ranks_per_node", "label"}  # what our signatures have beyond torch's
 
 
 @pytest.mark.parametrize("name", sorted(set(comm.__all__) & set(dir(dist)) - {"P2POp", "Work", "algorithms"}))

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from picolib import comm
-from picolib.comm.groups import resolve
+from picolib.comm.groups import SPARE_BYTES, resolve
 
 
 def many_in_flight():
@@ -95,6 +95,65 @@ def other_calls_meanwhile():
 
 def test_messages_and_synchronous_calls_beside_a_collective_in_flight(run_ranks):
     run_ranks(other_calls_meanwhile, 2)
+
+
+def buckets_of_a_backward_pass(steps):
+    """Even ranks poll after every bucket, odd ranks never; bucket after bucket of several sizes, step after step."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    sizes = [10, 70_000, 300_000, 70_000, 1]
+    for step in range(steps):
+        tensors = [torch.full((size,), float(rank + step + i)) for i, size in enumerate(sizes)]
+        works = []
+        for tensor in tensors:
+            works.append(comm.all_reduce(tensor, async_op=True))
+            if rank % 2 == 0:
+                time.sleep(0.001)
+                comm.poll()
+        for work in works if rank % 3 else reversed(works):
+            work.wait()
+        for i, tensor in enumerate(tensors):
+            assert torch.all(tensor == sum(r + step + i for r in range(n))), (step, i)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_one_rank_polls_and_another_does_not(run_ranks, world_size):
+    run_ranks(buckets_of_a_backward_pass, world_size, 5)
+
+
+def a_subgroup_and_the_world():
+    """Ranks 0 and 1 have work in two groups, rank 2 in one; they wait in opposite orders."""
+    rank = dist.get_rank()
+    pair = dist.new_group([0, 1])
+    for _ in range(5):
+        everybody, two = torch.ones(50_000), torch.ones(50_000)
+        works = [comm.all_reduce(everybody, async_op=True, algorithm="ring")]
+        if rank < 2:
+            works.append(comm.all_reduce(two, group=pair, async_op=True))
+        for work in works if rank == 0 else reversed(works):
+            work.wait()
+        assert torch.all(everybody == 3) and (rank == 2 or torch.all(two == 2))
+
+
+def test_a_rank_with_work_in_one_group_does_not_hold_up_those_with_two(run_ranks):
+    run_ranks(a_subgroup_and_the_world, 3)
+
+
+def borrowed_buffers():
+    """A buffer that was given back is used again; no more of them are kept than the limit says."""
+    _, group = resolve(None)
+    like = torch.empty(1000)
+    first = group.borrow(like, 2)
+    group.give_back(first)
+    assert group.borrow(like, 2) is first and group.borrow(like, 2) is not first
+    many = [group.borrow(torch.empty(1 << 20), 2) for _ in range(6)]
+    for buffer in many:
+        group.give_back(buffer)
+    kept = [group.borrow(torch.empty(1 << 20), 2) for _ in many]
+    assert 0 < sum(any(k is m for m in many) for k in kept) * many[0].nbytes <= SPARE_BYTES
+
+
+def test_buffers_are_used_again_up_to_a_limit(run_ranks):
+    run_ranks(borrowed_buffers, 1)
 
 
 def every_collective_has_a_handle():

@@ -90,6 +90,7 @@ def test_the_choice_is_a_pure_function_and_never_native():
     for name in auto.ALGORITHMS:
         for size in range(1, 9):
             for power in range(27):
-                chosen = auto.choose(name, 1 << power, size)
-                assert chosen == auto.choose(name, 1 << power, size) != "native"
+                for async_op in (False, True):
+                    chosen = auto.choose(name, 1 << power, size, async_op)
+                    assert chosen == auto.choose(name, 1 << power, size, async_op) != "native"
                 assert chosen in comm.algorithms(name)
