@@ -30,6 +30,21 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
     for cell in notebook.cells:
         for name in VOLATILE_METADATA:
             cell.metadata.pop(name, None)
+        if cell.cell_type == "code":
+            cell.outputs = _visible(cell.outputs)
+
+
+def _visible(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Without outputs that hold nothing (the live view of a long run), and streams that were cut put together."""
+    kept: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if output.output_type == "display_data" and not output.data:
+            continue
+        if output.output_type == "stream" and kept and kept[-1].get("name") == output.name:
+            kept[-1].text += output.text
+        else:
+            kept.append(output)
+    return kept
 
 
 def execute(path: Path, timeout: int = 120) -> None:

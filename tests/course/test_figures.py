@@ -9,7 +9,9 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+import torch
 
+import picolib
 from picolib.course import style
 from picolib.course.figures import (
     bytes_vs_formula,
@@ -29,6 +31,7 @@ from picolib.course.figures.bars import cost_bars
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.display import as_picture, display_figure
 from picolib.course.figures.timeline import exposed, minus, union
+from picolib.course.figures.topology import tree_places
 from picolib.launch.trace import Event, Recorder, Trace
 
 
@@ -90,7 +93,26 @@ def test_a_notebook_stores_png_and_svg_with_alt_text_and_the_same_plain_text():
     assert set(data) == {"image/png", "image/svg+xml", "text/plain"}
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert data["text/plain"].startswith("[figure: One model and one batch on four ranks")
-    assert metadata["alt"] == metadata["image/png"]["alt"] == layouts().alt
+    assert metadata["alt"] == metadata["image/png"]["alt"] == metadata["image/svg+xml"]["alt"] == layouts().alt
+
+
+@pytest.mark.parametrize("picture", [layouts(), as_picture('<svg width="9"><g/></svg>', "a <picture>")], ids=repr)
+def test_stored_svg_says_itself_what_it_shows(picture):
+    data, _ = picture._repr_mimebundle_()
+    root = ElementTree.fromstring(data["image/svg+xml"])
+    title = next(element for element in root.iter() if element.tag.rpartition("}")[2] == "title")
+    assert root.get("role") == "img" and root.get("aria-label") == title.text == picture.alt
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 8])
+def test_the_tree_drawn_is_the_tree_that_runs(ranks):
+    def summed():
+        picolib.comm.all_reduce(torch.ones(4), algorithm="tree")
+
+    matrix = picolib.run(summed, ranks).trace.matrix
+    sent = {(a, b) for a in range(ranks) for b in range(ranks) if matrix[a][b]}
+    drawn = {(rank, parent) for rank, (_, parent) in tree_places(ranks).items() if rank}
+    assert sent == drawn | {(parent, rank) for rank, parent in drawn}
 
 
 def test_a_picture_of_measured_times_stores_no_svg_and_no_time_in_words():

@@ -7,6 +7,7 @@ import pytest
 from picolib.course.figures import schedules
 from picolib.course.figures.waits import around_a_ring, cycle, wait_graph
 from picolib.course.widgets import cost_explorer, deadlock_explorer, stepper
+from picolib.course.widgets.cost import LINKS, OWN
 
 EXPLORERS = {"stepper": stepper, "cost": cost_explorer, "deadlock": deadlock_explorer}
 
@@ -66,6 +67,28 @@ def test_stepping_needs_no_kernel_slider_play_and_pictures_are_linked_in_the_bro
     assert [child.value.count("<svg") for child in stack.children] == [1] * 7
     assert slider.options == ("step 1", "step 2", "step 3", "step 4", "step 5", "step 6", "done")
     assert "step 1 of 6" in shown(explorer)
+
+
+def test_a_link_of_the_menu_sets_both_sliders_and_a_slider_sets_the_menu_back():
+    menus = controls(cost_explorer(alpha=5e-6, gigabytes_per_second=50))
+    link, latency, speed = menus["link"], menus["latency α"], menus["bandwidth 1/β"]
+    assert link.value == "PCIe 5"
+    for name, (alpha, gigabytes) in LINKS.items():
+        link.value = name
+        assert (latency.value, speed.value) == (alpha, gigabytes) and link.value == name
+    speed.value = 100
+    assert link.value == OWN and latency.value == LINKS["10 Gb Ethernet"][0]
+    latency.value, speed.value = LINKS["InfiniBand"]
+    assert link.value == "InfiniBand"
+
+
+def test_each_link_of_the_menu_draws_its_own_bills():
+    explorer = cost_explorer()
+    link, pictures = controls(explorer)["link"], set()
+    for name in LINKS:
+        link.value = name
+        pictures.add(shown(explorer))
+    assert len(pictures) == len(LINKS)
 
 
 def test_the_stepper_changes_algorithm_ranks_and_collective():

@@ -206,7 +206,8 @@ class Figure:
         data = {"image/png": base64.b64encode(self.png()).decode(), "text/plain": repr(self)}
         if not self.varies:
             data["image/svg+xml"] = self.svg()
-        return data, {"alt": self.alt, "image/png": {"width": self.width, "alt": self.alt}}
+        png = {"width": self.width, "alt": self.alt}
+        return data, {"alt": self.alt, "image/png": png, "image/svg+xml": {"alt": self.alt}}
 
 
 def text_width(text: str, size: float = NORMAL) -> float:

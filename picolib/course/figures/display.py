@@ -1,10 +1,17 @@
-"""The one way a picture enters a notebook: PNG and SVG side by side, with words for those who do not see it."""
+"""The one way a picture enters a notebook: PNG and SVG side by side, with words for those who do not see it.
+
+The words stand where a reader's tools may look for them: in the SVG (role, aria-label, title), as `alt` in the
+output's metadata, and as the plain text of the output. (JupyterLab 4 hands none of them to the <img> that it makes;
+HTML with an <img alt> would, but repositories' pages do not all show pictures inside HTML.)
+"""
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from picolib.course.figures.canvas import Figure
@@ -24,10 +31,20 @@ class Picture:
     def _repr_mimebundle_(self, include=None, exclude=None):
         data = {"text/plain": repr(self)}
         if self.svg is not None:
-            data["image/svg+xml"] = self.svg
+            data["image/svg+xml"] = with_words(self.svg, self.alt)
         if self.png is not None:
             data["image/png"] = base64.b64encode(self.png).decode()
-        return data, {"alt": self.alt, "image/png": {"alt": self.alt}}
+        return data, {"alt": self.alt, "image/png": {"alt": self.alt}, "image/svg+xml": {"alt": self.alt}}
+
+
+def with_words(svg: str, alt: str) -> str:
+    """SVG text that names itself an image and says what it shows, where it does not yet."""
+    head = re.search(r"<svg\b[^>]*>", svg)
+    if head is None or "aria-label" in head[0]:
+        return svg
+    words = escape(alt, quote=True)
+    start = f'{head[0][:-1]} role="img" aria-label="{words}"><title>{words}</title>'
+    return svg[: head.start()] + start + svg[head.end() :]
 
 
 def display_figure(figure: Any, alt: str | None = None, varies: bool = False) -> None:

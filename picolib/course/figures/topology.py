@@ -1,4 +1,4 @@
-"""Who sends to whom: a ring, a binomial tree, and nodes of ranks with a slow link between them."""
+"""Who sends to whom: a ring, a binary tree, and nodes of ranks with a slow link between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def topology(
         raise ValueError(f"per_node={per_node} does not divide ranks={ranks}")
     alt = f"{ranks} ranks as " + ", ".join(f"a {kind}: {SAYS[kind][0]}" for kind in kinds) + "."
     figure = Figure(330, alt, width=20 + PANEL * len(kinds))
-    filled = {"n": ranks, "depth": max(ranks - 1, 0).bit_length(), "per_node": per_node}
+    filled = {"n": ranks, "depth": ranks.bit_length() - 1, "per_node": per_node}
     for place, kind in enumerate(kinds):
         x = 14 + place * PANEL
         figure.text(x + 8, 26, kind, size=LARGE, bold=True)
@@ -71,24 +71,27 @@ def _ring(figure: Figure, x: float, ranks: int, per_node: int) -> None:
 
 
 def tree_places(ranks: int) -> dict[int, tuple[int, int]]:
-    """(depth, parent) of each rank in a binomial tree: a rank's parent is the rank without its lowest bit.
+    """(depth, parent) of each rank in the tree of `comm.all_reduce`: rank r's children are 2r+1 and 2r+2.
 
     >>> tree_places(4)
-    {0: (0, 0), 1: (1, 0), 2: (1, 0), 3: (2, 2)}
+    {0: (0, 0), 1: (1, 0), 2: (1, 0), 3: (2, 1)}
     """
-    return {rank: (bin(rank).count("1"), rank & (rank - 1)) for rank in range(ranks)}
+    return {rank: ((rank + 1).bit_length() - 1, max(rank - 1, 0) // 2) for rank in range(ranks)}
 
 
 def _tree(figure: Figure, x: float, ranks: int, per_node: int) -> None:
     tree = tree_places(ranks)
     levels = max(depth for depth, _ in tree.values()) or 1
-    step = 232 / ranks
-    places = {rank: (x + 16 + (rank + 0.5) * step, 70 + depth * 180 / levels) for rank, (depth, _) in tree.items()}
+    places = {}
+    for rank, (depth, _) in tree.items():
+        slot = 232 / 2**depth  # level d has room for 2^d ranks, the first of which is 2^d - 1
+        places[rank] = (x + 8 + (rank + 1 - 2**depth + 0.5) * slot, 70 + depth * 180 / levels)
+    radius = min(13, 0.45 * 232 / 2**levels)
     for rank, (_, parent) in tree.items():
         if rank:
             link(figure, places[rank], places[parent], rank_color(rank))
     for rank, place in places.items():
-        figure.rank(*place, rank, 13 if ranks <= 8 else 10)
+        figure.rank(*place, rank, radius)
 
 
 def _hierarchical(figure: Figure, x: float, ranks: int, per_node: int) -> None:
