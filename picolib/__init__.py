@@ -28,6 +28,7 @@ _HOME = {
 }
 _HOME["clip_grad_norm_"] = "picolib.parallel.clip"
 _HOME["DistributedDataParallel"] = "picolib.parallel.ddp"
+_HOME["ZeroRedundancyOptimizer"] = "picolib.parallel.zero"
 _PACKAGES = frozenset({"comm", "course", "launch", "model", "parallel", "plan", "serve", "train"})
 _SHORT = {"memory": "picolib.plan.memory"}  # modules with a shorter name
 

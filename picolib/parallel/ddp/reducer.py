@@ -20,6 +20,7 @@ from picolib import comm
 from picolib.comm.groups import resolve
 from picolib.parallel.ddp.bucket import Bucket
 from picolib.parallel.ddp.bucketed import assign_buckets
+from picolib.parallel.hooks import GradientHook
 
 
 class Reducer:
@@ -54,9 +55,11 @@ class Reducer:
         self.order: list[int] | None = None if find_unused else []
         self._build(assign_buckets(self.parameters, cap_bytes))
         for position, parameter in enumerate(self.parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, i=position: self._gradient_is_there(i))
+            there = lambda reducer, _, i=position: reducer._gradient_is_there(i)
+            parameter.register_post_accumulate_grad_hook(GradientHook("DistributedDataParallel", self, there))
             if self.divide_by != self.size:
-                parameter.register_hook(lambda _, i=position: self._before_more_is_added(i))
+                before = lambda reducer, _, i=position: reducer._before_more_is_added(i)
+                parameter.register_hook(GradientHook("DistributedDataParallel", self, before))
 
     def _build(self, buckets: list[list[int]]) -> None:
         self.buckets = [

@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from picolib import comm
-from picolib.comm.groups import resolve
 from picolib.parallel.agree import all_agree
+from picolib.parallel.choice import settled_algorithm
 from picolib.parallel.ddp.bucketed import assign_buckets, copy_back
 from picolib.parallel.ddp.reducer import Reducer
+from picolib.parallel.hooks import refuse_what_is_reduced_already
 
 MIB = 1 << 20
 
@@ -60,21 +61,24 @@ class DistributedDataParallel(nn.Module):
         algorithm: str = "auto",
     ) -> None:
         super().__init__()
-        _check(module, bucket_cap_mb, gradient_divide_factor, algorithm)
+        _check(module, bucket_cap_mb, gradient_divide_factor)
+        trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        refuse_what_is_reduced_already("module", [p for _, p in trained])
+        algorithm = settled_algorithm(algorithm, "all_reduce", trained[0][1].device, process_group)
         self.module = module
         self.process_group, self.broadcast_buffers = process_group, broadcast_buffers
         self.require_backward_grad_sync = True
         all_agree("module", _described(module), process_group)
         self._copy_from_first_rank([*module.parameters(), *module.buffers()])
         self.reducer = Reducer(
-            [(name, p) for name, p in module.named_parameters() if p.requires_grad],
+            trained,
             process_group,
             bucket_cap_mb * MIB,
             find_unused=find_unused_parameters,
             as_view=gradient_as_bucket_view,
             divide_by=gradient_divide_factor,
             dtype=reduce_dtype,
-            algorithm=_settled(algorithm, module, process_group),
+            algorithm=algorithm,
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +122,7 @@ class DistributedDataParallel(nn.Module):
             copy_back(flat, together)
 
 
-def _check(module: Any, bucket_cap_mb: Any, divide_factor: Any, algorithm: str) -> None:
+def _check(module: Any, bucket_cap_mb: Any, divide_factor: Any) -> None:
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module, got {type(module).__name__}.")
     if not any(p.requires_grad for p in module.parameters()):
@@ -130,8 +134,6 @@ def _check(module: Any, bucket_cap_mb: Any, divide_factor: Any, algorithm: str) 
         raise ValueError(f"bucket_cap_mb must be a number of MiB above 0, got {bucket_cap_mb!r}.")
     if divide_factor is not None and not divide_factor > 0:
         raise ValueError(f"gradient_divide_factor must be above 0, or None for the mean, got {divide_factor!r}.")
-    if algorithm not in (known := ["auto", *comm.algorithms("all_reduce")]):
-        raise ValueError(f"algorithm must be one of {', '.join(known)}, got {algorithm!r}.")
 
 
 def _described(module: nn.Module) -> list[str]:
@@ -141,11 +143,3 @@ def _described(module: nn.Module) -> list[str]:
 
 def _line(name: str, tensor: torch.Tensor) -> str:
     return f"{name} ({str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)})"
-
-
-def _settled(algorithm: str, module: nn.Module, group: Any) -> str:
-    if algorithm != "auto":
-        return algorithm
-    process_group, members = resolve(group)
-    backend = members.backend(process_group, next(module.parameters()).device)
-    return "direct" if backend is None or backend.name() == "gloo" else "auto"

@@ -1,0 +1,69 @@
+"""The sharded optimizer's state as one process would have it, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def full_state(optimizer: Any) -> dict[str, Any]:
+    """Gather every piece of state from its owner. What has a piece's shape is put together; the rest is alike."""
+    mine = [
+        (piece.position, piece.start, piece.stop, optimizer.inner.state[piece.shard])
+        for bucket in optimizer.buckets
+        for piece in bucket.pieces
+    ]
+    everyones: list[Any] = [None] * optimizer.size
+    dist.all_gather_object(everyones, mine, group=optimizer.process_group)
+    state: dict[int, dict[str, Any]] = {}
+    for position, start, stop, values in (piece for pieces in everyones for piece in pieces):
+        whole = state.setdefault(position, {})
+        for name, value in values.items():
+            _put(whole, name, value, optimizer.parameters[position].shape, start, stop)
+    return {"state": dict(sorted(state.items())), "param_groups": _numbered(optimizer.param_groups)}
+
+
+def _put(whole: dict[str, Any], name: str, value: Any, shape: torch.Size, start: int, stop: int) -> None:
+    if not isinstance(value, torch.Tensor) or value.shape != (stop - start,):
+        whole[name] = value
+        return
+    if name not in whole:
+        whole[name] = value.new_empty(shape)
+    whole[name].view(-1)[start:stop] = value
+
+
+def _numbered(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    numbered, first = [], 0
+    for group in groups:
+        numbered.append({**group, "params": list(range(first, first + len(group["params"])))})
+        first += len(group["params"])
+    return numbered
+
+
+def take_from_full_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
+    """Each piece takes elements `start` to `stop` of its parameter's state.
+
+    Raises:
+        ValueError: the parameter groups have other lengths.
+    """
+    theirs, ours = (
+        [len(g["params"]) for g in groups] for groups in (state_dict["param_groups"], optimizer.param_groups)
+    )
+    if theirs != ours:
+        raise ValueError(f"state_dict must have parameter groups of {ours} parameters, got {theirs}.")
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        group.update({name: value for name, value in saved.items() if name != "params"})
+    for bucket in optimizer.buckets:
+        for piece in bucket.pieces:
+            shape, saved = optimizer.parameters[piece.position].shape, state_dict["state"].get(piece.position, {})
+            cut = {name: _cut(name, value, shape, piece.start, piece.stop) for name, value in saved.items()}
+            optimizer.inner.state[piece.shard] = cut
+
+
+def _cut(name: str, value: Any, shape: torch.Size, start: int, stop: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    per_element = value.shape == shape and name != "step"  # the count of steps has the shape of a scalar parameter
+    return (value.flatten()[start:stop] if per_element else value).clone()

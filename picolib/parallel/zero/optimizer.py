@@ -1,0 +1,223 @@
+"""`ZeroRedundancyOptimizer`: any element-wise torch.optim optimizer, with its state shared out over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+
+from picolib import comm
+from picolib.comm.groups import resolve
+from picolib.parallel.agree import all_agree
+from picolib.parallel.choice import settled_algorithm
+from picolib.parallel.ddp.bucketed import assign_buckets
+from picolib.parallel.hooks import GradientHook, refuse_what_is_reduced_already
+from picolib.parallel.zero.elementwise import refuse_unless_elementwise
+from picolib.parallel.zero.flat import FlatBucket
+from picolib.parallel.zero.full_state import full_state, take_from_full_state
+
+MIB = 1 << 20
+
+
+class ZeroRedundancyOptimizer(torch.optim.Optimizer):
+    """Data parallelism in which each of N ranks keeps 1/N of the optimizer's state, in stage 2 of gradients too.
+
+    Wrap nothing in DistributedDataParallel: the parameters are copied from the first rank, and the gradients reduced,
+    here. Stage 1 leaves `.grad` as this rank's own
+    until `step()`, which sends (N-1)/N of the gradients' bytes (reduce-scatter) and as many of the parameters'
+    (all-gather). Stage 2 reduce-scatters each bucket during the backward pass, frees its gradients, and keeps this
+    rank's part: less memory, and a reduce-scatter in every backward pass instead of one a step.
+
+    Args:
+        params: parameters or groups of them, as for any optimizer, the same on all ranks.
+        optimizer_class: element-wise, such as torch.optim.AdamW: each number's step depends on that number alone.
+        process_group: the replicas; None means all ranks.
+        stage: 1 or 2.
+        gradient_divide_factor: None means the number of replicas, which gives the mean; 1 gives the sum.
+        bucket_cap_mb: parameters of so many MiB travel together.
+        algorithm: of both collectives; "auto" means "direct" on gloo.
+        defaults: for `optimizer_class`: lr, betas, …
+
+    Raises:
+        ValueError: the optimizer is not element-wise, the parameters belong to DistributedDataParallel, or differ
+            between ranks.
+        RuntimeError: from `step()`, where a parameter has no gradient on this rank.
+
+    Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        optimizer_class: type[torch.optim.Optimizer],
+        *,
+        process_group: Any = None,
+        stage: int = 1,
+        gradient_divide_factor: float | None = None,
+        bucket_cap_mb: float = 25,
+        algorithm: str = "auto",
+        **defaults: Any,
+    ) -> None:
+        if stage not in (1, 2):
+            raise ValueError(f"stage must be 1 or 2 (3 is picolib.fully_shard), got {stage!r}.")
+        refuse_unless_elementwise(optimizer_class, defaults)
+        super().__init__(params, dict(defaults))
+        self.process_group, self.stage = process_group, stage
+        members = resolve(process_group)[1]
+        self.rank, self.size = members.rank, members.size
+        self.divide_by = gradient_divide_factor or self.size
+        self.parameters: list[nn.Parameter] = [p for group in self.param_groups for p in group["params"]]
+        trained = [p for p in self.parameters if p.requires_grad]
+        refuse_what_is_reduced_already("params", trained)
+        all_agree("params", [f"{p.dtype} {list(p.shape)}" for p in self.parameters], process_group)
+        device = self.parameters[0].device
+        self.algorithm = settled_algorithm(algorithm, "reduce_scatter", device, process_group)
+        self.buckets = self._in_buckets(bucket_cap_mb * MIB)
+        self.inner = optimizer_class(self._shard_groups(), **defaults)
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            for name in inner.keys() - outer.keys():
+                outer[name] = inner[name]  # betas and the like, where schedulers and state_dict look for them
+        self._start_over()
+        self.fresh: set[nn.Parameter] = set()  # with a local gradient that is not reduced yet
+        hook = GradientHook("ZeroRedundancyOptimizer", self, lambda zero, p: zero._gradient_is_there(p))
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    def _in_buckets(self, cap_bytes: float) -> list[FlatBucket]:
+        trained = [i for i, p in enumerate(self.parameters) if p.requires_grad]
+        assigned = assign_buckets([self.parameters[i] for i in trained], cap_bytes)
+        buckets = []
+        for number, places in enumerate(assigned):
+            positions = sorted(trained[place] for place in places)
+            buckets.append(FlatBucket(number, positions, self.parameters, self.rank, self.size))
+            comm.broadcast(buckets[-1].flat, group=self.process_group, group_src=0)
+        for frozen in (p for p in self.parameters if not p.requires_grad):
+            comm.broadcast(frozen.data, group=self.process_group, group_src=0)
+        self.home = {self.parameters[i]: bucket for bucket in buckets for i in bucket.positions}
+        return buckets
+
+    def _shard_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups with this rank's pieces in place of the parameters, in the parameters' order."""
+        pieces = sorted((piece for bucket in self.buckets for piece in bucket.pieces), key=lambda piece: piece.position)
+        groups, first = [], 0
+        for group in self.param_groups:
+            mine = range(first, first + len(group["params"]))
+            settings = {name: value for name, value in group.items() if name != "params"}
+            groups.append({**settings, "params": [piece.shard for piece in pieces if piece.position in mine]})
+            first += len(group["params"])
+        return groups
+
+    # Reducing ---------------------------------------------------------------------------------------------------
+
+    def _start_over(self) -> None:
+        self.ready = {bucket.number: 0 for bucket in self.buckets}
+        self.started = 0
+        self.will_end = False
+
+    def _gradient_is_there(self, parameter: nn.Parameter) -> None:
+        self.fresh.add(parameter)
+        if self.stage == 1:
+            return
+        if not self.will_end:
+            self.will_end = True
+            Variable._execution_engine.queue_callback(self._end_of_backward)
+        self.ready[self.home[parameter].number] += 1
+        while self.started < len(self.buckets) and self._is_complete(self.buckets[self.started]):
+            self._reduce(self.buckets[self.started])
+            self.started += 1
+        comm.poll()
+
+    def _is_complete(self, bucket: FlatBucket) -> bool:
+        return self.ready[bucket.number] == len(bucket.positions)
+
+    def _reduce(self, bucket: FlatBucket) -> None:
+        bucket.take_in(self._divisor())  # of an earlier backward pass
+        op = dist.ReduceOp.AVG if self.divide_by == self.size else dist.ReduceOp.SUM
+        bucket.start_reduce_scatter(op, self.process_group, self.algorithm)
+        for parameter in bucket.parameters:
+            self.fresh.discard(parameter)
+            if self.stage == 2:
+                parameter.grad = None
+
+    def _divisor(self) -> float:
+        return 1 if self.divide_by == self.size else self.divide_by
+
+    def _end_of_backward(self) -> None:
+        """All ranks start the same buckets in a backward pass, whatever they have used: what is missing is zero."""
+        asked, self.will_end = self.will_end, False
+        if asked:
+            for bucket in self.buckets[self.started :]:
+                self._reduce(bucket)
+            self._start_over()
+
+    def finalize_grads(self) -> None:
+        """Reduce what has not been reduced yet, and wait for it: then every piece has its gradient. Idempotent."""
+        if self.stage == 1 and self.fresh:
+            missing = [p for p in self.home if p.grad is None]
+            if missing:
+                place = next(i for i, p in enumerate(self.parameters) if p is missing[0])
+                raise RuntimeError(
+                    f"{len(missing)} parameters have no gradient on this rank, the first is number {place} of shape "
+                    f"{list(missing[0].shape)}: freeze with requires_grad_(False) what the loss does not need."
+                )
+            for bucket in self.buckets:
+                for piece in bucket.pieces:
+                    piece.shard.grad = None  # .grad holds the whole sum since zero_grad()
+                self._reduce(bucket)
+        for bucket in self.buckets:
+            bucket.take_in(self._divisor())
+
+    # The optimizer's own interface --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Reduce, step on the own pieces, and tell everybody the new parameters."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.finalize_grads()
+        for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
+            inner.update({name: value for name, value in outer.items() if name != "params"})  # a scheduler's lr
+        self.inner.step()
+        gathers = [bucket.start_all_gather(self.process_group, self.algorithm) for bucket in self.buckets]
+        for gather in gathers:
+            gather.wait()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, this rank's own and the reduced ones."""
+        super().zero_grad(set_to_none)
+        self.fresh.clear()
+        for bucket in self.buckets:
+            bucket.take_in(1)
+        self.inner.zero_grad(True)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale the reduced gradients so that their Euclidean norm, over all ranks' parts, is at most `max_norm`.
+
+        Call it between `backward()` and `step()`. Returns the norm before. One all-reduce of one number.
+        """
+        self.finalize_grads()
+        shards = [piece.shard for bucket in self.buckets for piece in bucket.pieces]
+        square = torch.zeros((), dtype=torch.float64, device=self.buckets[0].flat.device)
+        for shard in shards:
+            square += shard.grad.double().square().sum()
+        comm.all_reduce(square, group=self.process_group)
+        norm = square.sqrt()
+        for shard in shards:
+            shard.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1).to(shard.dtype))
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """The full state, as `optimizer_class` would have it in one process. Every rank must call this."""
+        return full_state(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take this rank's part of a full state, from this class or from `optimizer_class` in one process."""
+        take_from_full_state(self, state_dict)
