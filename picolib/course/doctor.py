@@ -22,6 +22,7 @@ LESSONS = {
     "00_welcome": (4, 2.0, ""),
     "02A_messages_and_ring": (8, 2.0, ""),
     "02B_cost_and_choice": (8, 3.0, ""),
+    "03A_ddp_right": (4, 2.0, ""),
 }
 
 

@@ -15,6 +15,8 @@ ANSWERS = {
     "picolib.comm.all_reduce.ring": "2.4",
     "picolib.comm.all_reduce.recursive_doubling": "2.6",
     "picolib.comm.all_reduce.doubling": "2.6",
+    "picolib.parallel.ddp.wrapper.DistributedDataParallel": "3.1",
+    "picolib.train.loss.count_global_tokens": "3.2",
 }
 
 

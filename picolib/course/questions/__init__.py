@@ -1,5 +1,10 @@
 """The questions of every lesson. The answers stand in these files: they are for you to look at afterwards."""
 
-from picolib.course.questions import lesson_00, lesson_02a, lesson_02b
+from picolib.course.questions import lesson_00, lesson_02a, lesson_02b, lesson_03a
 
-BANK = {"00": lesson_00.QUESTIONS, "02A": lesson_02a.QUESTIONS, "02B": lesson_02b.QUESTIONS}
+BANK = {
+    "00": lesson_00.QUESTIONS,
+    "02A": lesson_02a.QUESTIONS,
+    "02B": lesson_02b.QUESTIONS,
+    "03A": lesson_03a.QUESTIONS,
+}
