@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import picolib
+from picolib.course import figures
 from picolib.model import Batch
 from picolib.train import DocumentBatches, History, TrainConfig, pad, train
 from tests.train import plain
@@ -155,12 +156,19 @@ def test_adamw_decays_matrices_only_and_follows_the_schedule():
     assert groups == [(0.1, {2}, rates[-1], (0.9, 0.95)), (0.0, {1}, rates[-1], (0.9, 0.95))]
 
 
-def test_every_rank_has_the_same_history():
-    first, *others = [history for history, *_ in picolib.run(partial(trained, RAGGED, CONFIG), 3)]
+def test_every_rank_has_the_same_history_and_bit_for_bit_the_same_parameters():
+    results = picolib.run(partial(trained, RAGGED, CONFIG), 3)
+    assert all(torch.equal(a, b) for rank in (1, 2) for a, b in zip(results[0][2], results[rank][2], strict=True))
+    first, *others = [history for history, *_ in results]
     for other in others:
         assert (other.losses, other.grad_norms, other.tokens) == (first.losses, first.grad_norms, first.tokens)
     assert first.tokens == [int((RAGGED(step).targets != -100).sum()) for step in range(5)]
     assert first.seconds == sorted(first.seconds) and first.tokens_per_second() > first.tokens_per_second(0) == 0
+
+
+def test_the_losses_can_be_drawn():
+    figure = figures.loss_curves({"two ranks": picolib.run(partial(trained, FULL, CONFIG), 2)[0][0].losses})
+    assert "two ranks" in figure.svg()
 
 
 def test_only_rank_0_speaks_and_what_stays_is_one_line_that_is_always_the_same():
