@@ -14,6 +14,7 @@ import torch
 import picolib
 from picolib.course import style
 from picolib.course.figures import (
+    bucket_plan,
     bytes_vs_formula,
     collectives_picture,
     cost_curves,
@@ -22,6 +23,7 @@ from picolib.course.figures import (
     loss_curves,
     message_matrix,
     overview,
+    scaling,
     timeline,
     topology,
     wait_graph,
@@ -55,6 +57,8 @@ PICTURES = {
     "costs": lambda: cost_curves(8, 5e-5, 1 / 2e9, points={"ring": [(1e6, 1e-3)]}),
     "bars": lambda: cost_bars(8, 2**20, 5e-5, 1 / 2e9),
     "loss": lambda: loss_curves({"one process": [3.0, 2.0], "4 ranks": [3.0, 2.0]}),
+    "buckets": lambda: bucket_plan([0.5, 4, 64]),
+    "scaling": lambda: scaling({"strong": {1: 1.0, 4: 2.5}}, cores=2),
     "layouts": layouts,
     "topology": topology,
     "waits": lambda: wait_graph({0: 1, 1: 0, 2: None}),

@@ -3,6 +3,7 @@
 Each function returns a `Figure`, which shows itself as the last line of a cell and saves itself with `.save(path)`.
 """
 
+from picolib.course.figures.bucket_plan import bucket_plan
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.collectives import collectives_picture
 from picolib.course.figures.curves import cost_curves, loss_curves
@@ -10,24 +11,30 @@ from picolib.course.figures.display import display_figure
 from picolib.course.figures.formula import bytes_vs_formula
 from picolib.course.figures.layouts import layouts
 from picolib.course.figures.matrix import message_matrix
+from picolib.course.figures.scaling import scaling
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
 from picolib.course.figures.timeline import timeline
 from picolib.course.figures.topology import topology
+from picolib.course.figures.training_step import exposed_seconds, training_step
 from picolib.course.figures.waits import wait_graph
 
 __all__ = [
     "Figure",
+    "bucket_plan",
     "bytes_vs_formula",
     "collectives_picture",
     "cost_curves",
     "display_figure",
+    "exposed_seconds",
     "frame",
     "layouts",
     "loss_curves",
     "message_matrix",
     "overview",
+    "scaling",
     "timeline",
     "topology",
+    "training_step",
     "wait_graph",
     "walk",
     "walk_trace",

@@ -1,8 +1,9 @@
 """Things to play with. Each has a question that it answers, and a static picture for where nothing runs."""
 
 from picolib.course.widgets.base import Explorer
+from picolib.course.widgets.buckets import bucket_explorer
 from picolib.course.widgets.cost import cost_explorer
 from picolib.course.widgets.deadlock import deadlock_explorer
 from picolib.course.widgets.stepper import stepper, steps
 
-__all__ = ["Explorer", "cost_explorer", "deadlock_explorer", "stepper", "steps"]
+__all__ = ["Explorer", "bucket_explorer", "cost_explorer", "deadlock_explorer", "stepper", "steps"]
