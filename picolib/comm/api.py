@@ -145,6 +145,7 @@ def all_gather_into_tensor(
     async_op: bool = False,
     *,
     algorithm: str = "auto",
+    label: str | None = None,
 ) -> Any:
     """Collect every rank's `input_tensor`, one after the other, in `output_tensor` (concatenated or stacked)."""
     if not is_member(group):
@@ -158,7 +159,7 @@ def all_gather_into_tensor(
     own, block = blocks[call.members.rank], call.reads(input_tensor)
     if own.data_ptr() != block.data_ptr():
         own.copy_(block)
-    return call.start([input_tensor], blocks)
+    return call.start([input_tensor], blocks, label=label)
 
 
 def reduce_scatter(
@@ -197,6 +198,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     *,
     algorithm: str = "auto",
+    label: str | None = None,
 ) -> Any:
     """Combine `input` over all ranks; rank r keeps the r-th of its n equal parts, in `output`."""
     if not is_member(group):
@@ -208,7 +210,7 @@ def reduce_scatter_tensor(
     if call.choose(algorithm, input.device, nbytes(input)) == "native":
         return dist.reduce_scatter_tensor(output, input, op, group, async_op)
     chunks = split(call.reads(input), call.members.size)
-    return call.start([input], chunks, call.writes(output), combine, op=op)
+    return call.start([input], chunks, call.writes(output), combine, op=op, label=label)
 
 
 def all_to_all(
