@@ -23,6 +23,7 @@ LESSONS = {
     "02A_messages_and_ring": (8, 2.0, ""),
     "02B_cost_and_choice": (8, 3.0, ""),
     "03A_ddp_right": (4, 2.0, ""),
+    "03B_ddp_fast": (4, 2.0, ""),
 }
 
 
