@@ -35,6 +35,7 @@ class Failures:
         self.errors: dict[int, Mapping[str, Any]] = {}
         self.deaths: dict[int, int] = {}
         self.order: list[int] = []
+        self.through: set[int] = set()
         self.first = 0.0
 
     def __bool__(self) -> bool:
@@ -51,14 +52,18 @@ class Failures:
             self.deaths[rank] = code
             self._note(rank)
 
+    def returned(self, rank: int) -> None:
+        """Rank `rank` has returned: it is neither a cause nor a victim."""
+        self.through.add(rank)
+
     def _note(self, rank: int) -> None:
         if not self.order:
             self.first = time.monotonic()
         self.order.append(rank)
 
-    def heard_enough(self, returned: int) -> bool:
+    def heard_enough(self) -> bool:
         """Whether the cause is known: a rank that lost its connection waits for the one that broke it."""
-        if len(self.order) + returned >= self.world_size:
+        if len(self.order) + len(self.through) >= self.world_size:
             return True
         only_victims = all(self.is_victim(rank) for rank in self.order)
         return time.monotonic() > self.first + (1.5 if only_victims else 0.1)
@@ -106,9 +111,13 @@ class Failures:
         for rank in different[:3]:
             told = self.errors.get(rank)
             yield f"rank {rank} failed too" + (f": {told['type']}: {told['text']}" if told else ".")
-        stopped = [rank for rank in range(self.world_size) if rank not in alike and rank not in different[:3]]
+        told_of = {*alike, *different[:3], *self.through}
+        stopped = [rank for rank in range(self.world_size) if rank not in told_of]
         if stopped:
             yield f"{wording.ranks(stopped)} stopped because rank {alike[0]} failed."
+        if self.through and self.is_victim(alike[0]):
+            who = wording.ranks(sorted(self.through))
+            yield f"{who} had returned and left the process group: was destroy_process_group() called too early?"
 
 
 def _headline(told: Mapping[str, Any]) -> str:

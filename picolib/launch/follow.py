@@ -93,6 +93,7 @@ class Following:
     def _take(self, rank: int, kind: bytes, body: memoryview) -> None:
         if kind == b"R":
             self.results[rank] = wire.decode_plain(body) if self.plain else pickling.loads(body)
+            self.failures.returned(rank)
         elif kind == b"E":
             self.failures.raised(rank, wire.decode_plain(body))
         elif kind == b"S":
@@ -107,7 +108,7 @@ class Following:
     def _trouble(self) -> RunError | None:
         """The explanation, when something has gone wrong for good."""
         if self.failures:
-            return self._failed() if self.failures.heard_enough(len(self.results)) else None
+            return self._failed() if self.failures.heard_enough() else None
         now = time.monotonic()
         if now < self.looked + POLL:
             return None

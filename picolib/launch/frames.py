@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 import sysconfig
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ PICOLIB = str(Path(__file__).parent.parent) + os.sep
 STDLIB = sysconfig.get_path("stdlib") + os.sep
 LAUNCHER = str(Path(__file__).parent) + os.sep
 Frame = Sequence[Any]  # file, line, function, source (may be empty)
+LONGEST, DEEPEST, MOST = 10_000, 5, 5  # characters of a text, exceptions before one another, exceptions of a group
 
 
 def describe_exception(error: BaseException, depth: int = 0) -> dict[str, Any]:
@@ -30,8 +32,11 @@ def describe_exception(error: BaseException, depth: int = 0) -> dict[str, Any]:
     }
     if isinstance(error, SystemExit):
         told["code"] = error.code if isinstance(error.code, (int, str, type(None))) else str(error.code)
+    inner = getattr(error, "exceptions", ())
+    if isinstance(inner, (list, tuple)) and depth < DEEPEST:  # an exception group, or something like it
+        told["inner"] = [describe_exception(one, depth + 1) for one in inner[:MOST] if isinstance(one, BaseException)]
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if before is not None and depth < 5:
+    if before is not None and depth < DEEPEST:
         told["before"] = describe_exception(before, depth + 1)
         told["because"] = error.__cause__ is not None
     return told
@@ -39,11 +44,11 @@ def describe_exception(error: BaseException, depth: int = 0) -> dict[str, Any]:
 
 def _text_of(error: BaseException) -> str:
     try:
-        notes = [str(note) for note in getattr(error, "__notes__", ())]
-        inner = [f"  {type(one).__name__}: {one}" for one in getattr(error, "exceptions", ())]
-        return "\n".join([str(error), *inner, *notes])
+        text = "\n".join([str(error), *(str(note) for note in getattr(error, "__notes__", ()))])
     except Exception as failure:
         return f"<its text cannot be made: {type(failure).__name__}>"
+    left_out = len(text) - LONGEST
+    return text if left_out <= 0 else f"{text[:LONGEST]} … {left_out:,} characters left out"
 
 
 def place(filename: str, line: int) -> str:
@@ -103,6 +108,8 @@ def render(frames: Sequence[Frame]) -> str:
 def explain(told: Mapping[str, Any]) -> str:
     """The lines under "rank 3 failed with …": the learner's lines, and what came before."""
     parts = [render(of_learner(told["frames"]))]
+    for one in told.get("inner", ()):
+        parts.append(textwrap.indent(f"  one of them is {one['type']}: {one['text']}\n{explain(one)}", "  "))
     before = told.get("before")
     if before:
         word = "caused by" if told["because"] else "while handling"
@@ -115,4 +122,5 @@ def full(told: Mapping[str, Any]) -> str:
     before = told.get("before")
     start = full(before) + "\n\nthen\n\n" if before else ""
     frames = [frame for frame in told["frames"] if not frame[0].startswith(LAUNCHER)]
-    return f"{start}{render(frames)}\n{told['type']}: {told['text']}"
+    inner = "".join(textwrap.indent(f"\none of them:\n{full(one)}", "    ") for one in told.get("inner", ()))
+    return f"{start}{render(frames)}\n{told['type']}: {told['text']}{inner}"

@@ -98,11 +98,17 @@ def call_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     try:
         pieces = dumps((fn, args))
     except Exception as error:
-        reason = culprits.explain(fn, args, can_travel) or f"this call cannot be sent to ranks: {error}"
-        raise TypeError(reason) from None
+        raise TypeError(_reason(fn, args) or f"this call cannot be sent to ranks: {error}") from None
     if size_of(pieces) >= culprits.LARGE:
         _warn_of_large(fn)
     return pieces
+
+
+def _reason(fn: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
+    try:
+        return culprits.explain(fn, args, can_travel)
+    except RecursionError:  # nested so deeply that even looking into it fails
+        return None
 
 
 def _warn_of_large(fn: Callable[..., Any]) -> None:

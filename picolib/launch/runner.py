@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import numbers
+import operator
 import os
 import shutil
 import tempfile
@@ -56,7 +59,7 @@ def run(
         RankTimeout: nothing moved for `timeout` seconds, or `max_seconds` are over.
         TypeError, ValueError: a wrong argument, or something that cannot be sent to ranks.
     """
-    check_arguments(fn, world_size, timeout, max_seconds)
+    world_size = check_arguments(fn, world_size, timeout, max_seconds)
     check_options(fn, options)
     choice = backends.choose(backend, device, world_size)
     payload = pickling.call_of(fn, args)
@@ -78,15 +81,22 @@ def run(
     raise outcome from None
 
 
-def check_arguments(fn: Any, world_size: Any, timeout: Any, max_seconds: Any) -> None:
-    """Refuse what cannot be meant, each in one sentence."""
+def check_arguments(fn: Any, world_size: Any, timeout: Any, max_seconds: Any) -> int:
+    """Refuse what cannot be meant, each in one sentence; the world size as a plain number."""
     if monitor.observer() is not None:
         raise RuntimeError("picolib.run starts ranks from a notebook or a script; it cannot be called inside a rank")
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__name__}: pass `train`, not `train()`")
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
+    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+        kind = "a generator (it has `yield`)" if inspect.isgeneratorfunction(fn) else "async"
+        raise TypeError(f"fn must be a plain function; `{fn.__name__}` is {kind}, so calling it would run none of it")
+    try:
+        size = operator.index(world_size)  # also NumPy's whole numbers
+    except TypeError:
+        size = None
+    if size is None or isinstance(world_size, bool):
         raise TypeError(f"world_size must be a whole number, got {world_size!r}")
-    if world_size < 1:
+    if size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
     for name, value in (("timeout", timeout), ("max_seconds", max_seconds)):
         if value is None and name == "max_seconds":
@@ -95,6 +105,7 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any, max_seconds: Any) ->
             raise TypeError(f"{name} must be a number of seconds, got {value!r}")
         if not value > 0:
             raise ValueError(f"{name} must be more than 0 seconds, got {value!r}")
+    return size
 
 
 def check_options(fn: Any, options: Mapping[str, Any]) -> None:
@@ -115,6 +126,14 @@ def _attempt(request: dict[str, Any], payload: list[Any], limits: tuple[float, f
                 return Following(ranks, request, watcher, limits).to_the_end()
     except KeyboardInterrupt:
         return RunInterrupted("Interrupted before the ranks had started.")
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        ranks, needed = request["world_size"], threads.files_for(request["world_size"])
+        return OSError(
+            f"too many open files: {ranks} ranks need about {needed} beside those that are open already; "
+            "raise the limit in the shell first, for example by ulimit -n 4096"
+        )
 
 
 @contextmanager

@@ -69,6 +69,11 @@ def refuse_too_many(world_size: int, bytes_per_rank: int = BYTES_PER_RANK) -> No
         )
 
 
+def files_for(world_size: int) -> int:
+    """How many files this process opens to talk to so many ranks: a connection and two pipes each, and its own."""
+    return 4 * world_size + 20
+
+
 def oom_kills() -> int:
     """How many processes the system has killed for lack of memory since it was started; 0 where unknown."""
     try:
