@@ -1,0 +1,213 @@
+"""`fully_shard`: the front door. Apply it to the layers first, then to the model, then build the optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from picolib import comm
+from picolib.parallel.agree import all_agree
+from picolib.parallel.choice import settled_algorithm
+from picolib.parallel.fsdp.conductor import Conductor, find_units
+from picolib.parallel.fsdp.parameter import ReplacedParameter, ShardedParameter, replace
+from picolib.parallel.fsdp.unit import Unit
+from picolib.parallel.hooks import GradientHook, refuse_what_is_reduced_already
+from picolib.parallel.spec import Replicate, Shard, ShardSpec, set_spec, spec_of
+
+
+def fully_shard(
+    module: nn.Module,
+    *,
+    mesh: Any = None,
+    reshard_after_forward: bool = True,
+    mp_policy: Any = None,
+    offload_policy: Any = None,
+    algorithm: str = "auto",
+) -> nn.Module:
+    """Shard a module's parameters over the ranks; they are whole while it computes, and only then.
+
+    The parameters of `module`, less those of modules inside it that are sharded already, become one unit that travels
+    together: wrap each layer, then the model around them. The module itself is changed and returned; it is then also an
+    `FSDPModule`. A rank sends 3(N-1)/N times the bytes of the parameters a step: an all-gather before forward, one
+    before backward (less the root's own, which stay), and a reduce-scatter of the gradients.
+
+    Args:
+        module: with the same parameters on all ranks; the first rank's values are taken.
+        mesh: a torch DeviceMesh. One dimension: the ranks to shard over. Two, (replicate, shard), is hybrid sharding:
+            shard inside a node, replicate across. None means all ranks.
+        reshard_after_forward: free the parameters after forward. False keeps them until their backward: one all-gather
+            less, for the memory of the whole unit. The root keeps its own in any case.
+        mp_policy: torch's MixedPrecisionPolicy: gather and compute in `param_dtype`, reduce in `reduce_dtype`.
+        offload_policy: must be None; shards stay where the module's parameters are.
+        algorithm: of both collectives; "auto" means "direct" on gloo.
+
+    Raises:
+        ValueError: an argument is wrong, or the module differs between ranks; the same sentence on all ranks.
+
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5.3; Zhao et al. 2023 (PyTorch FSDP), section 3.
+    """
+    _check(module, mesh, offload_policy)
+    shard_group, replicate_group = _groups(mesh)
+    owners = _owners(module)
+    if owners:
+        algorithm = settled_algorithm(algorithm, "all_gather", owners[0][0].device, shard_group)
+    _same_everywhere(module, owners, shard_group, replicate_group)
+    rank, size = dist.get_rank(shard_group), dist.get_world_size(shard_group)
+    dtype = getattr(mp_policy, "param_dtype", None)
+    parameters = [ShardedParameter(p, where, rank, size, dtype) for p, where in owners]
+    unit = Unit(
+        module, parameters, shard_group, replicate_group, reshard_after_forward=reshard_after_forward,
+        reduce_dtype=getattr(mp_policy, "reduce_dtype", None), algorithm=algorithm,
+    )  # fmt: skip
+    for sharded, (original, where) in zip(parameters, owners, strict=True):
+        sharded.show(sharded.shard)
+        placements = ((replicate_group, Replicate()),) if replicate_group is not None else ()
+        for owner, attribute in where:
+            spec = ShardSpec(_name_below(module, *where[0]), sharded.shape, (*placements, (shard_group, Shard(0))))
+            set_spec(owner, attribute, spec)
+        replace(original)
+    module.__dict__["_picolib_unit"] = unit
+    module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
+    _hook(module, unit, mp_policy)
+    return module
+
+
+class FSDPModule:
+    """What a module is besides itself once `fully_shard` has been applied to it."""
+
+    def unshard(self) -> None:
+        """All-gather this unit's parameters now."""
+        self.__dict__["_picolib_unit"].unshard()
+
+    def reshard(self) -> None:
+        """Free this unit's whole parameters now."""
+        self.__dict__["_picolib_unit"].reshard()
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
+        """Whether later backward passes reduce gradients. If not, whole gradients add up on each rank (more memory)."""
+        conductor_of(self).synchronises = requires_gradient_sync
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in here add to whole gradients on each rank alone; the next one outside reduces all."""
+        conductor = conductor_of(self)
+        before, conductor.synchronises = conductor.synchronises, False
+        try:
+            yield
+        finally:
+            conductor.synchronises = before
+
+    def finalize_grads(self) -> None:
+        """Reduce what was left by `no_sync`. Does nothing when there is nothing."""
+        conductor = conductor_of(self)
+        before, conductor.synchronises = conductor.synchronises, True
+        conductor.finish()
+        conductor.synchronises = before
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divide summed gradients by `factor`, in this module and all sharded ones inside it (default: the ranks)."""
+        for _, unit in find_units(self):
+            unit.divide_by = factor
+
+
+def conductor_of(module: Any) -> Conductor:
+    """The conductor of a sharded model; the module that is asked (or run) first is the root."""
+    unit = module.__dict__["_picolib_unit"]
+    conductor = unit.module.__dict__.get("_picolib_conductor")
+    if conductor is None:
+        named = find_units(module)
+        conductor = Conductor(unit, [one for _, one in named])
+        for name, one in named:
+            one.name = name or "model"
+            one.module.__dict__["_picolib_conductor"] = conductor
+    return conductor
+
+
+def _hook(module: nn.Module, unit: Unit, policy: Any) -> None:
+    def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        conductor_of(module).before_forward(unit)
+        return _cast((args, kwargs), getattr(policy, "param_dtype", None))
+
+    def after(module: nn.Module, args: tuple, output: Any) -> Any:
+        output = _cast(output, getattr(policy, "output_dtype", None))
+        conductor_of(module).after_forward(unit, output)
+        return output
+
+    module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+    module.register_forward_hook(after)
+    for parameter in unit.trained:
+        there = lambda unit, _: conductor_of(unit.module).gradient_is_there(unit)
+        parameter.full.register_post_accumulate_grad_hook(GradientHook("fully_shard", unit, there))
+
+
+def _cast(values: Any, dtype: torch.dtype | None) -> Any:
+    if dtype is None:
+        return values
+    to = lambda value: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return tree_map(to, values)
+
+
+def _owners(module: nn.Module) -> list[tuple[nn.Parameter, list[tuple[nn.Module, str]]]]:
+    """Each parameter that is not in a unit yet, and all the places where it stands (several when it is tied)."""
+    found: dict[int, tuple[nn.Parameter, list[tuple[nn.Module, str]]]] = {}
+    for part in module.modules():
+        for attribute, parameter in part._parameters.items():
+            if parameter is not None and spec_of(part, attribute) is None:
+                found.setdefault(id(parameter), (parameter, []))[1].append((part, attribute))
+    return list(found.values())
+
+
+def _name_below(module: nn.Module, owner: nn.Module, attribute: str) -> str:
+    path = next(name for name, part in module.named_modules() if part is owner)
+    return f"{path}.{attribute}".lstrip(".")
+
+
+def _groups(mesh: Any) -> tuple[Any, Any]:
+    """(group to shard over, group to replicate over or None)."""
+    if mesh is None:
+        return dist.group.WORLD, None
+    if mesh.ndim == 1:
+        return mesh.get_group(), None
+    return mesh.get_group(1), mesh.get_group(0)
+
+
+def _same_everywhere(module: nn.Module, owners: list, shard_group: Any, replicate_group: Any) -> None:
+    """The same parameters on all ranks, with the first rank's values; buffers too."""
+    lines = [f"{attribute} ({p.dtype} {list(p.shape)})" for p, [(_, attribute), *_] in owners]
+    for group in (shard_group, replicate_group):
+        if group is not None:
+            all_agree("module", lines, group)
+            for tensor in [p.detach() for p, _ in owners] + list(module.buffers()):
+                comm.broadcast(tensor, group=group, group_src=0)
+
+
+def _check(module: Any, mesh: Any, offload_policy: Any) -> None:
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch.nn.Module, got {type(module).__name__}.")
+    if "_picolib_unit" in module.__dict__:
+        raise ValueError("module is sharded already: apply fully_shard once to each module, the inner ones first.")
+    if mesh is not None and mesh.ndim not in (1, 2):
+        raise ValueError(f"mesh must have 1 dimension, or 2 (replicate, shard), got {mesh.ndim}.")
+    if offload_policy is not None:
+        raise ValueError(f"offload_policy must be None, got {offload_policy!r}.")
+    meta = next((name for name, p in module.named_parameters() if p.is_meta), None)
+    if meta is not None:
+        raise ValueError(f"module must hold real numbers, but {meta} is on the meta device: call init_weights first.")
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, ReplacedParameter):
+            raise ValueError(
+                f"module has {name}, tied to a parameter that fully_shard has put into another unit: leave both of "
+                "the tied modules to the model's own unit."
+            )
+    refuse_what_is_reduced_already("module", [p for p, _ in _owners(module)])
+    dtypes = {p.dtype for p, _ in _owners(module)}
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"module must have parameters of one dtype in a unit, got {', '.join(sorted(map(str, dtypes)))}."
+        )

@@ -1,0 +1,109 @@
+"""One parameter under FSDP: this rank's rows for the optimizer, and the whole tensor while a module computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from picolib.parallel.spec import rows_of
+
+
+class ShardedParameter:
+    """`shard` holds this rank's rows (dimension 0, as torch.chunk cuts) and is what the module shows between steps.
+
+    `full` is the whole parameter. It is one tensor object for ever, since autograd saves it in the forward pass and
+    looks at it in the backward pass; only its memory comes and goes. Writes go through `.data`, which autograd does not
+    count as changes: what it saved is again in place when it is needed.
+    """
+
+    def __init__(
+        self,
+        parameter: nn.Parameter,
+        owners: list[tuple[nn.Module, str]],
+        rank: int,
+        size: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.owners, self.size, self.shape = owners, size, parameter.shape
+        whole = parameter.detach()
+        rows = whole.view(-1, 1) if whole.dim() < 2 else whole.flatten(1)  # a scalar is one row of one number
+        self.total_rows, self.row_length = rows.shape[0], rows.shape[1]
+        self.first, self.last = rows_of(self.total_rows, size, rank)
+        self.chunk_rows = rows_of(self.total_rows, size, 0)[1]
+        trains = parameter.requires_grad
+        own_shape = (self.last - self.first, *self.shape[1:])
+        self.shard = nn.Parameter(rows[self.first : self.last].reshape(own_shape).clone(), requires_grad=trains)
+        self.full = nn.Parameter(torch.empty_like(whole, dtype=dtype or whole.dtype), requires_grad=trains)
+        self.nbytes = self.full.untyped_storage().nbytes()
+        self.free()
+
+    @property
+    def wire_length(self) -> int:
+        """Numbers that every rank sends, padding included."""
+        return self.chunk_rows * self.row_length
+
+    def write_own(self, wire: torch.Tensor) -> None:
+        """This rank's rows, into a vector of `wire_length` numbers."""
+        own = self.shard.detach().view(-1)
+        wire[: own.numel()].copy_(own)
+        wire[own.numel() :].zero_()
+
+    def fill(self, wires: torch.Tensor) -> None:
+        """Everybody's rows [size, wire_length] become the whole parameter."""
+        self.full.data.untyped_storage().resize_(self.nbytes)
+        self._copy_rows(self.full.data, wires, into_rows=True)
+
+    def write_gradient(self, wires: torch.Tensor) -> None:
+        """The whole gradient, into everybody's rows [size, wire_length]; zeros where there is none."""
+        wires.zero_()
+        if self.full.grad is not None:
+            self._copy_rows(self.full.grad, wires, into_rows=False)
+
+    def _copy_rows(self, whole: torch.Tensor, wires: torch.Tensor, into_rows: bool) -> None:
+        """Between rows one after the other and the ranks' chunks of rows, which end with padding."""
+        rows = whole.reshape(self.total_rows, self.row_length)
+        for rank in range(self.size):
+            first, last = rows_of(self.total_rows, self.size, rank)
+            ours, theirs = rows[first:last].view(-1), wires[rank, : (last - first) * self.row_length]
+            ours.copy_(theirs) if into_rows else theirs.copy_(ours)
+
+    def take_gradient(self, wire: torch.Tensor) -> None:
+        """This rank's rows of the reduced gradient: added to what the shard has."""
+        own = wire[: self.shard.numel()].view(self.shard.shape).to(self.shard.dtype)
+        if self.shard.grad is None:
+            self.shard.grad = own.clone()
+        else:
+            self.shard.grad += own
+
+    def free(self) -> None:
+        """Give the whole parameter's memory back; the tensor stays, as a name for it."""
+        self.full.data.untyped_storage().resize_(0)
+
+    def show(self, parameter: nn.Parameter) -> None:
+        """Let the module, and every other module that is tied to it, have the shard or the whole parameter."""
+        for module, attribute in self.owners:
+            module._parameters[attribute] = parameter
+
+
+class ReplacedParameter(nn.Parameter):
+    """What a parameter becomes when its module is sharded. An optimizer that was built before holds it, and is told."""
+
+    @property
+    def grad(self) -> Any:
+        """Optimizers ask for this in `step()` and `zero_grad()`."""
+        raise RuntimeError(
+            "This optimizer holds parameters from before fully_shard, which nothing uses any more: "
+            "build the optimizer after sharding, from model.parameters()."
+        )
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        raise RuntimeError("This parameter was replaced by fully_shard: use those of model.parameters().")
+
+
+def replace(parameter: nn.Parameter) -> None:
+    """The full parameter's memory is given back, and whoever still holds the tensor learns of it."""
+    parameter.data = parameter.data.new_empty(0)
+    parameter.__class__ = ReplacedParameter

@@ -1,0 +1,73 @@
+"""What a local parameter stands for: its name and shape in the whole model, and how each group holds it.
+
+A sharded parameter is a plain `nn.Parameter` with this rank's numbers. The record of what it is a part of stands on the
+*module* that owns it (attributes of a parameter get lost when it is copied or loaded), and is the only source for full
+states, clipping, checkpoints and initialisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+_SPECS = "_picolib_specs"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Split along `dim`, in the layout of torch.chunk: of 6 rows over 5 ranks, 2, 2, 2, 0 and 0."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """The same on every rank of the group."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A summand: the value is the sum over the group."""
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """name, shape: of the full parameter. placements: (process group, Shard | Replicate | Partial), outermost first."""
+
+    name: str
+    shape: torch.Size
+    placements: tuple[tuple[Any, Shard | Replicate | Partial], ...]
+
+
+def set_spec(module: nn.Module, attribute: str, spec: ShardSpec) -> None:
+    """Record what `module.<attribute>` is a part of."""
+    module.__dict__.setdefault(_SPECS, {})[attribute] = spec
+
+
+def spec_of(module: nn.Module, attribute: str) -> ShardSpec | None:
+    """The record of `module.<attribute>`; None for a parameter that is whole."""
+    return module.__dict__.get(_SPECS, {}).get(attribute)
+
+
+def named_specs(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardSpec | None]]:
+    """(name below `module`, parameter, record) of every parameter, a tied one once."""
+    seen: set[int] = set()
+    for prefix, part in module.named_modules():
+        for attribute, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{prefix}.{attribute}".lstrip("."), parameter, spec_of(part, attribute)
+
+
+def rows_of(total: int, size: int, rank: int) -> tuple[int, int]:
+    """The first row of a rank's shard, and the first one that is not in it.
+
+    >>> [rows_of(6, 5, rank) for rank in range(5)]
+    [(0, 2), (2, 4), (4, 6), (6, 6), (6, 6)]
+    """
+    chunk = -(-total // size)
+    return min(rank * chunk, total), min((rank + 1) * chunk, total)
