@@ -41,7 +41,7 @@ QUESTIONS = (
     ),
     Question(
         "03B.4",
-        "You move from a fast network to one with ten times the latency and the same bandwidth. bucket_cap_mb should be",
+        "You move to a network with ten times the latency and the same bandwidth. `bucket_cap_mb` should be",
         (
             Answer(
                 "larger",
@@ -54,7 +54,7 @@ QUESTIONS = (
     ),
     Question(
         "03B.5",
-        "m = 8 micro-batches, `no_sync()` around the backward pass of the first seven, but not around their forward pass. "
+        "Of m = 8 micro-batches the first seven have their backward pass in `no_sync()`, but not their forward pass. "
         "What happens?",
         (
             Answer("one synchronisation, as wanted", "PyTorch's and picolib's DDP decide in the forward pass."),
