@@ -18,6 +18,7 @@ import torch.nn as nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from picolib import comm
+from picolib.parallel.spec import Shard, named_specs
 
 Clippable = nn.Module | torch.Tensor
 
@@ -32,8 +33,9 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scales all gradients in place, so that their total norm is at most `max_norm`; returns the norm before.
 
-    Every element counts once: a parameter that is used twice (tied, or given twice) has one gradient, and one that all
-    ranks hold alike (data parallelism) is counted on this rank alone, without communication.
+    Every element counts once: a parameter that is used twice (tied, or given twice) has one gradient, one that all
+    ranks hold alike (data parallelism) is counted on this rank alone, without communication, and one that is sharded
+    (fully_shard, tensor parallelism) is counted on all ranks that share it, as its module's record tells.
 
     Args:
         module_or_modules_or_parameters: what to clip. Parameters without a gradient are left out.
@@ -44,38 +46,54 @@ def clip_grad_norm_(
 
     Raises:
         TypeError: something to clip is neither a module nor a tensor.
-        ValueError: max_norm or norm_type makes no sense.
+        ValueError: max_norm or norm_type makes no sense, or a sharded parameter comes without its module.
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm={max_norm} must be 0 or more.")
     if not norm_type > 0:
         raise ValueError(f"norm_type={norm_type} must be above 0: 2.0, 1.0, or infinity for the largest value.")
-    parameters = distinct_parameters(module_or_modules_or_parameters)
-    total_norm = norm_of_own_gradients(parameters, float(norm_type))
+    holders = distinct_parameters(module_or_modules_or_parameters)
+    parameters = [parameter for held_alike in holders.values() for parameter in held_alike]
+    norms = []
+    for sharers, held_alike in holders.items():
+        norm = norm_of_own_gradients(held_alike, float(norm_type))
+        for group in sharers:
+            norm = norm_over_ranks(norm, float(norm_type), group)
+        norms.append(norm)
+    total_norm = norms[0] if len(norms) == 1 else get_total_norm([n.double() for n in norms], float(norm_type))
     for group in groups:
         total_norm = norm_over_ranks(total_norm, float(norm_type), group)
     clip_grads_with_norm_(parameters, max_norm, total_norm)
     return total_norm
 
 
-def distinct_parameters(given: Clippable | Iterable[Clippable]) -> list[torch.Tensor]:
-    """All parameters of the modules and tensors given, each once, in the order in which they are met."""
+def distinct_parameters(
+    given: Clippable | Iterable[Clippable],
+) -> dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]]:
+    """All parameters of the modules and tensors given, each once, by the groups over which they are sharded."""
     if isinstance(given, Clippable):
         given = [given]
-    found: dict[torch.Tensor, None] = {}
+    found: dict[torch.Tensor, tuple[dist.ProcessGroup, ...]] = {}
     for part in given:
         if isinstance(part, nn.Module):
-            found.update(dict.fromkeys(part.parameters()))
+            for _, parameter, spec in named_specs(part):
+                shards = [group for group, how in spec.placements if isinstance(how, Shard)] if spec else []
+                found[parameter] = tuple(shards)
         elif isinstance(part, torch.Tensor):
-            found[part] = None
+            if getattr(part, "picolib_shard", False) and part not in found:
+                raise ValueError("A sharded parameter can't be clipped by itself; give the module that it belongs to.")
+            found.setdefault(part, ())
         else:
             raise TypeError(f"{part!r} can't be clipped; give modules or parameters.")
-    return list(found)
+    holders: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
+    for parameter, sharers in found.items():
+        holders.setdefault(sharers, []).append(parameter)
+    return holders or {(): []}
 
 
 def norm_of_own_gradients(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:
     """The norm of what this rank's parameters stand for: a scalar tensor of the gradients' dtype, 0 without any."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None and p.grad.numel()]  # nothing has no largest value
     return get_total_norm(gradients, norm_type)
 
 

@@ -414,3 +414,32 @@ def test_the_naive_version_gives_each_rank_its_part_of_the_mean():
     for position, parameter in enumerate(model.parameters()):
         found = torch.cat([run[rank][position] for rank in range(3)])[: parameter.numel()]
         assert torch.allclose(found, parameter.grad.flatten(), rtol=1e-12)
+
+
+def clipped(max_norm: float, norm_type: float):
+    model = sharded(build(UsedInAnotherOrder, 100))
+    model.set_gradient_divide_factor(1)
+    x, y = (t.tensor_split(5)[dist.get_rank()] for t in data(12))
+    (model(x) - y).square().sum().backward()
+    norm = picolib.clip_grad_norm_(model, max_norm, norm_type)
+    return norm, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("max_norm", "norm_type"), [(0.5, 2.0), (1e6, 2.0), (0.5, float("inf")), (0.5, 1.0)])
+def test_clipping_counts_every_element_once(max_norm, norm_type):
+    model, (x, y) = build(UsedInAnotherOrder, 100), data(12)
+    (model(x) - y).square().sum().backward()
+    right = nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+    run = picolib.run(clipped, 5, max_norm, norm_type)
+    for position, parameter in enumerate(model.parameters()):
+        parts = torch.cat([grads[position] for _, grads in run])
+        assert torch.allclose(parts.view(parameter.shape), parameter.grad, rtol=1e-10)
+    assert all(torch.allclose(norm, right.double(), rtol=1e-12) for norm, _ in run)
+
+
+def test_shards_without_their_module_are_not_clipped():
+    def fn():
+        picolib.clip_grad_norm_(sharded(build(Plain, 0)).parameters(), 1.0)
+
+    with pytest.raises(picolib.RankError, match="give the module that it belongs to"):
+        picolib.run(fn, 2)

@@ -35,6 +35,7 @@ class ShardedParameter:
         trains = parameter.requires_grad
         own_shape = (self.last - self.first, *self.shape[1:])
         self.shard = nn.Parameter(rows[self.first : self.last].reshape(own_shape).clone(), requires_grad=trains)
+        self.shard.picolib_shard = True  # by itself it must not be clipped
         self.full = nn.Parameter(torch.empty_like(whole, dtype=dtype or whole.dtype), requires_grad=trains)
         self.nbytes = self.full.untyped_storage().nbytes()
         self.free()
