@@ -15,6 +15,8 @@ import torch.distributed as dist
 
 from picolib.comm.groups import Group
 from picolib.launch import monitor
+from picolib.launch.board import RECV, SEND
+from picolib.launch.monitor import NOTHING
 
 # The last bytes of a receive buffer, seen as one number: 8 bytes where there are that many, else fewer.
 _WINDOWS = [(8, ctypes.c_uint64), (4, ctypes.c_uint32), (2, ctypes.c_uint16), (1, ctypes.c_uint8)]
@@ -124,37 +126,42 @@ class Link:
         """
         if not tensor.numel():
             return NOTHING_TO_WAIT_FOR
-        if self._observed or self._polled:
-            return self.post_send(tensor, to, {"chunk": chunk, "step": step})
-        return self._backend.send([tensor], self._members[to], self._tag)  # the backend's own handle has wait() too
+        to = self._members[to]
+        message = self._tell(SEND, tensor, to, chunk, step) if self._observed else None
+        work = self._backend.send([tensor], to, self._tag)
+        if message is None and not self._polled:
+            return work  # the backend's own handle has wait() too
+        return Handle(work, message, False, to)
 
     def recv(self, tensor: torch.Tensor, source: int, chunk: int | None = None, step: int | None = None) -> Handle:
         """Start to receive into a contiguous tensor; its contents are undefined until the handle was waited for."""
         if not tensor.numel():
             return NOTHING_TO_WAIT_FOR
-        if self._observed or self._polled:
-            return self.post_recv(tensor, source, {"chunk": chunk, "step": step})
-        return self._backend.recv([tensor], self._members[source], self._tag)
+        source = self._members[source]
+        message = self._tell(RECV, tensor, source, chunk, step) if self._observed else None
+        if message is None and not self._polled:
+            return self._backend.recv([tensor], source, self._tag)
+        return self._received(tensor, source, message)
 
-    def post_send(self, tensor: torch.Tensor, to: int, note: dict | None = None) -> Handle:
-        """Like `send`, for empty tensors too."""
-        to, message = self._members[to], None
-        if self._observed:
-            peer = self._group.ranks[to]
-            message = monitor.send(tensor, self._process_group, peer, self._tag, self._call, note)
-        return Handle(self._backend.send([tensor], to, self._tag), message, False, to)
+    def _tell(self, kind: int, tensor: torch.Tensor, peer: int, chunk: int | None, step: int | None) -> Any:
+        return self._call.message(kind, self._group.ranks[peer], tensor.numel() * tensor.element_size(), chunk, step)
 
-    def post_recv(self, tensor: torch.Tensor, source: int, note: dict | None = None) -> Handle:
-        """Like `recv`, for empty tensors too."""
-        source, message = self._members[source], None
-        if self._observed:
-            peer = self._group.ranks[source]
-            message = monitor.recv(tensor, self._process_group, peer, self._tag, self._call, note)
+    def _received(self, tensor: torch.Tensor, source: int, message: Any) -> Handle:
         handle = Handle(None, message, True, source)
         if self._polled:
             handle.watch(tensor, self._group.sentinel)
         handle.work = self._backend.recv([tensor], source, self._tag)
         return handle
+
+    def post_send(self, tensor: torch.Tensor, to: int) -> Handle:
+        """Start to send a message of the user's, which may be empty."""
+        message = monitor.send(tensor, self._process_group, self._group.ranks[to], self._tag)
+        return Handle(self._backend.send([tensor], to, self._tag), None if message is NOTHING else message, False, to)
+
+    def post_recv(self, tensor: torch.Tensor, source: int) -> Handle:
+        """Start to receive a message of the user's, which may be empty."""
+        message = monitor.recv(tensor, self._process_group, self._group.ranks[source], self._tag)
+        return self._received(tensor, source, None if message is NOTHING else message)
 
     def recv_from_anyone(self, tensor: torch.Tensor) -> int:
         """Receive from whoever sends first; return the sender's rank."""

@@ -68,7 +68,8 @@ class Announcer:
         self.readers = [Reader(board, r) for r in range(board.world_size)]
         self.lanes: dict[tuple, Lane | None] = {}
         self.peer_lanes: dict[tuple, Lane] = {}
-        self.signatures: dict[Any, str] = {}
+        self.signatures: dict[Any, Text] = {}
+        self.signatures_lap = 0  # of the board's texts: on a new lap they must all be written anew
         self.groups: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
     def group(self, group: Any) -> Group:
@@ -91,12 +92,13 @@ class Announcer:
 
     def signature(self, key: Any, fields: Callable[[], dict[str, Any]]) -> Text:
         """The text that stands for a call; equal texts, equal calls. `fields()` is asked once for each `key`."""
-        text = self.signatures.get(key)
-        if text is None:
-            if len(self.signatures) > 4096:
-                self.signatures.clear()
-            text = self.signatures[key] = json.dumps(fields())
-        return self.writer.text(text)
+        if self.signatures_lap != self.writer.text_lap or len(self.signatures) > 4096:
+            self.signatures.clear()
+            self.signatures_lap = self.writer.text_lap
+        known = self.signatures.get(key)
+        if known is None:
+            known = self.signatures[key] = self.writer.text(json.dumps(fields()))
+        return known
 
     def _lane(self, kind: int, group: Group, peer: int = 0, tag: int = 0) -> Lane | None:
         key = (kind, group.key, peer, tag)
@@ -124,9 +126,9 @@ class Announcer:
             lane = self._lane(kind, group, peer, tag)
             if lane is None:
                 return None
-            number, text = lane.count, self.writer.text
-            details = text(detail) if detail else NO_TEXT
-            self.writer.post(lane, number, signature, place.stack, text(place.text), details, flags, nbytes)
+            number, writer = lane.count, self.writer
+            details = writer.text(detail) if detail else NO_TEXT
+            writer.post(lane, number, signature, place.stack, writer.text(place.text), details, flags, nbytes)
             lane.count = number + 1
         tally = lane.ring + number % lane.length * lane.entry_size + ENTRY_SIZE
         return Post(kind, lane.index, number, signature.hash, place.stack, tally)

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import time
 
-from picolib.launch.announce import Announcer
 from picolib.launch.trace import Recorder
+from picolib.launch.waiting import Threads
 
 
 class Waiting:
     """Context manager: the calling thread is blocked on one thing."""
 
-    __slots__ = ("announcer", "what", "place", "thread")
+    __slots__ = ("threads", "what", "place", "before")
 
-    def __init__(self, announcer: Announcer | None, what: tuple[int, int, int, int, int] | None, place: str) -> None:
-        self.announcer, self.what, self.place = announcer, what, place
+    def __init__(self, threads: Threads | None, what: tuple[int, int, int, int, int], place: str) -> None:
+        self.threads, self.what, self.place = threads, what, place
 
-    def __enter__(self) -> Waiting:
-        self.thread = None
-        if self.announcer is not None and self.what is not None:
-            text = self.announcer.writer.text(self.place)
-            self.thread = self.announcer.threads.begin(*self.what, text)
-        return self
+    def __enter__(self) -> None:
+        if self.threads is not None:
+            self.before = self.threads.begin(self)
 
     def __exit__(self, *exc: object) -> None:
-        if self.thread is not None:
-            self.announcer.threads.end(self.thread)
+        if self.threads is not None:
+            self.threads.end(self.before)
+
+    def on_board(self) -> tuple[int, int, int, int, int, str]:
+        """The fields of a wait (`slot.Wait`), the last one as text."""
+        return (*self.what, self.place)
 
 
-NOT_BLOCKED = Waiting(None, None, "")
+NOT_BLOCKED = Waiting(None, (0, 0, 0, 0, 0), "")
 
 
 class Timed:

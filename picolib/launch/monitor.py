@@ -4,7 +4,7 @@
 are about to do. Without a monitor (a process that picolib did not start) every call is a no-op.
 
     call = monitor.collective("all_reduce", group, [tensor], op="SUM", algorithm="ring")
-    message = monitor.send(chunk, group, dst=1, tag=7, call=call)
+    message = monitor.send(tensor, group, dst=1, tag=7)
     with message.waiting():
         work.wait()
     message.done()
@@ -95,32 +95,18 @@ def collective(
     return _observer.collective(name, group, tensors, op, root, algorithm, label, async_op, strict_shapes, splits)
 
 
-def send(
-    tensor: torch.Tensor,
-    group: Any,
-    dst: int,
-    tag: int = 0,
-    call: Call | None = None,
-    note: dict[str, Any] | None = None,
-) -> Message | _Nothing:
-    """Announce a message to global rank `dst`; `call` is the picolib collective that it belongs to.
+def send(tensor: torch.Tensor, group: Any, dst: int, tag: int = 0) -> Message | _Nothing:
+    """Announce a message to global rank `dst`. (Those of a collective are announced by `Call.message`.)
 
     Raises:
         MismatchError: the receiver has announced a buffer of another size or dtype.
     """
-    return NOTHING if _observer is None else _observer.message(SEND, tensor, group, dst, tag, call, note)
+    return NOTHING if _observer is None else _observer.message(SEND, tensor, group, dst, tag)
 
 
-def recv(
-    tensor: torch.Tensor,
-    group: Any,
-    src: int,
-    tag: int = 0,
-    call: Call | None = None,
-    note: dict[str, Any] | None = None,
-) -> Message | _Nothing:
+def recv(tensor: torch.Tensor, group: Any, src: int, tag: int = 0) -> Message | _Nothing:
     """Announce that this rank receives a message from global rank `src`; the counterpart of `send`."""
-    return NOTHING if _observer is None else _observer.message(RECV, tensor, group, src, tag, call, note)
+    return NOTHING if _observer is None else _observer.message(RECV, tensor, group, src, tag)
 
 
 def native(name: str, group: Any, payload_bytes: int, **details: Any) -> None:

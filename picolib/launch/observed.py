@@ -7,6 +7,7 @@ hands out (`Call`, `Message`) is told when the rank blocks and when the call is 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +18,10 @@ import torch.distributed as dist
 from picolib.launch import misuse
 from picolib.launch.announce import Announcer, Group, Post
 from picolib.launch.blocking import NOT_BLOCKED, Timed, Waiting
-from picolib.launch.board import CALL_RECV, CALL_SEND, COLLECTIVE, RECV, RETURNED, SEND, Board
+from picolib.launch.board import COLLECTIVE, RECV, RETURNED, SEND, Board
 from picolib.launch.memory import Range, fingerprint, range_of
 from picolib.launch.misuse import NAMES
+from picolib.launch.parts import Part
 from picolib.launch.places import Place, find_place
 from picolib.launch.trace import Recorder
 
@@ -29,14 +31,22 @@ _MANY_PENDING = 256  # more handles in flight are not searched for overlapping m
 class Call:
     """One collective of one group, from its start to `done()`."""
 
-    __slots__ = ("observer", "label", "post", "place", "tallied", "async_op", "start", "native")
+    __slots__ = ("observer", "name", "post", "place", "tallied", "async_op", "in_world", "threads", "start")
 
     def __init__(
-        self, observer: Observer, label: str, post: Post | None, place: Place, tallied: bool, async_op: bool
-    ) -> None:
-        self.observer, self.label, self.post, self.place = observer, label, post, place
-        self.tallied, self.async_op = tallied, async_op
+        self, observer: Observer, name: tuple[str, str | None, str | None], post: Post | None, place: Place,
+        tallied: bool, async_op: bool, in_world: bool = False,
+    ) -> None:  # fmt: skip
+        self.observer, self.name, self.post, self.place = observer, name, post, place
+        self.tallied, self.async_op, self.in_world = tallied, async_op, in_world
+        self.threads = observer.announcer.threads if post is not None and tallied else None
         self.start = time.monotonic()
+
+    @property
+    def label(self) -> str:
+        """For the trace: "all_reduce[ring]", with the caller's label behind it."""
+        name, algorithm, label = self.name
+        return (f"{name}[{algorithm}]" if algorithm else name) + (f" {label}" if label else "")
 
     def waiting(self, on_board: bool = True) -> Waiting | Timed:
         """This rank is blocked in this collective. On the board that is a wait for torch's own, without a time-out of
@@ -44,15 +54,33 @@ class Call:
         recorder, inner = self.observer.recorder, NOT_BLOCKED
         if self.post is not None and not self.tallied and on_board:
             place = find_place().text if self.async_op else self.place.text
-            inner = Waiting(self.observer.announcer, (COLLECTIVE, self.post.channel, self.post.number, 0, 0), place)
+            what = (COLLECTIVE, self.post.channel, self.post.number, 0, 0)
+            inner = Waiting(self.observer.announcer.threads, what, place)
         return inner if recorder.events is None else Timed(recorder, self.label, inner)
+
+    def message(self, kind: int, peer: int, nbytes: int, chunk: int | None, step: int | None) -> Part | None:
+        """Count a message of this collective to or from global rank `peer`; None when nobody needs to know more."""
+        observer, recorder = self.observer, self.observer.recorder
+        observer.messages_posted += self.in_world
+        if kind == SEND:
+            recorder.sent(peer, nbytes)
+        if self.threads is None and recorder.events is None:
+            return None
+        part = Part(self, kind, peer, nbytes)
+        if self.threads is not None:
+            with self.threads.lock:
+                part.index = observer.announcer.writer.tally(self.post.tally, kind == RECV, peer)
+        if recorder.events is not None:
+            part.start, part.note = time.monotonic(), {"chunk": chunk, "step": step}
+        return part
 
     def done(self) -> None:
         """The collective has finished on this rank."""
         self._record("collective")
 
     def _record(self, kind: str) -> None:
-        self.observer.recorder.event(kind, self.start, label=self.label, call=self.label)
+        if self.observer.recorder.events is not None:
+            self.observer.recorder.event(kind, self.start, label=self.label, call=self.label)
 
     def abandon(self) -> None:
         """The collective has failed on this rank."""
@@ -71,16 +99,13 @@ class Call:
 
 
 class Message:
-    """One point-to-point message, as its sender or its receiver sees it."""
+    """One point-to-point message of the learner's, as its sender or its receiver sees it."""
 
-    __slots__ = ("observer", "kind", "peer", "nbytes", "call", "note", "post", "index", "place", "start", "memory",
-                 "sample", "pending")  # fmt: skip
+    __slots__ = ("observer", "kind", "peer", "nbytes", "post", "place", "start", "memory", "sample", "pending")
 
-    def __init__(self, observer: Observer, kind: int, peer: int, nbytes: int, call: Call | None, note: Any) -> None:
+    def __init__(self, observer: Observer, kind: int, peer: int, nbytes: int) -> None:
         self.observer, self.kind, self.peer, self.nbytes = observer, kind, peer, nbytes
-        self.call, self.note = call, note
         self.post: Post | None = None
-        self.index = 0
         self.place = ""
         self.pending = False
         self.memory: Range | None = None
@@ -92,16 +117,13 @@ class Message:
         recorder, inner = self.observer.recorder, NOT_BLOCKED
         if self.post is not None and on_board:
             place = find_place().text if self.pending else self.place
-            kind = self.kind if self.call is None else (CALL_SEND if self.kind == SEND else CALL_RECV)
-            what = (kind, self.post.channel, self.post.number, self.peer, self.index)
-            inner = Waiting(self.observer.announcer, what, place)
-        if recorder.events is None or self.call is not None:  # a collective waits as a whole
-            return inner
-        return Timed(recorder, NAMES[self.kind], inner)
+            what = (self.kind, self.post.channel, self.post.number, self.peer, 0)
+            inner = Waiting(self.observer.announcer.threads, what, place)
+        return inner if recorder.events is None else Timed(recorder, NAMES[self.kind], inner)
 
     def handle_created(self, work: Any = None) -> None:
         """The learner has a handle and must wait for it: until then the tensor must be left alone."""
-        if self.observer.announcer is not None and self.call is None and not self.pending:
+        if self.observer.announcer is not None and not self.pending:
             self.pending = True
             self.observer.pending[id(self)] = self
             if self.kind == SEND and self.memory is not None:
@@ -122,11 +144,8 @@ class Message:
                 self.observer.announcer.fail(misuse.changed(self))
 
     def _record(self) -> None:
-        label = self.call.label if self.call is not None else None
         name, peer = NAMES[self.kind], self.peer if self.peer >= 0 else None
-        self.observer.recorder.event(
-            name, self.start, peer=peer, nbytes=self.nbytes, label=name, call=label, note=self.note
-        )
+        self.observer.recorder.event(name, self.start, peer=peer, nbytes=self.nbytes, label=name)
 
 
 class Observer:
@@ -157,11 +176,11 @@ class Observer:
         """The group's next collective (see `monitor.collective`). `extra` is one more field of the signature."""
         self.recorder.calls[name] += 1
         tallied = algorithm is not None and algorithm != "native"
-        full_name = (f"{name}[{algorithm}]" if algorithm else name) + (f" {label}" if label else "")
+        in_world = group is None or group is dist.group.WORLD
         if self.announcer is None:
-            return Call(self, full_name, None, NO_PLACE, tallied, async_op)
+            return Call(self, (name, algorithm, label), None, NO_PLACE, tallied, async_op, in_world)
         known = group if isinstance(group, Group) else self.announcer.group(group)
-        place = place or find_place()
+        place = place or find_place(sys._getframe(2))  # this function and `monitor.collective` are nobody's place
         kinds = tuple([(t.dtype, t.shape if strict_shapes else None) for t in tensors])
         op = op if op is None or isinstance(op, str) else op_name(op)
         signature = self.announcer.signature(
@@ -173,39 +192,20 @@ class Observer:
         if post is not None:
             address = tensors[0].data_ptr() if tensors else 0
             self.announcer.compare_collective(known, post, splits is not None, address)
-        return Call(self, full_name, post, place, tallied, async_op)
+        return Call(self, (name, algorithm, label), post, place, tallied, async_op, in_world)
 
     def message(
-        self,
-        kind: int,
-        tensor: torch.Tensor,
-        group: Any,
-        peer: int,
-        tag: int = 0,
-        call: Call | None = None,
-        note: Any = None,
-        place: Place | None = None,
+        self, kind: int, tensor: torch.Tensor, group: Any, peer: int, tag: int = 0, place: Place | None = None
     ) -> Message:
         """The next message to or from global rank `peer` (see `monitor.send`)."""
         nbytes = tensor.numel() * tensor.element_size()
         if kind == SEND:
             self.recorder.sent(peer, nbytes)
-        if group is None or group is dist.group.WORLD:
-            self.messages_posted += 1
-        message = Message(self, kind, peer, nbytes, call, note)
+        self.messages_posted += group is None or group is dist.group.WORLD
+        message = Message(self, kind, peer, nbytes)
         if self.announcer is not None:
-            if call is None:
-                self._announce(message, tensor, group, tag, place or find_place())
-            elif call.post is not None and call.tallied:
-                self._tally(message, call)
+            self._announce(message, tensor, group, tag, place or find_place())
         return message
-
-    def _tally(self, message: Message, call: Call) -> None:
-        """A message inside a picolib collective: the collectives have been compared, so counting is enough."""
-        receives = message.kind == RECV
-        with self.announcer.threads.lock:
-            message.index = self.announcer.writer.tally(call.post.tally, receives, message.peer)
-        message.post, message.place = call.post, call.place.text
 
     def _announce(self, message: Message, tensor: torch.Tensor, group: Any, tag: int, place: Place) -> None:
         known = self.announcer.group(group)

@@ -1,7 +1,8 @@
 """Which threads of this rank are blocked, and which could still start some communication.
 
 A rank takes part in a deadlock only when none of its threads can go on. Threads that wait in a
-communication call say so on the board. The others are looked at by a sampler, a few times a second:
+communication call leave a mark. A sampler looks a few times a second and puts on the board what it finds waiting
+(nearly all waits are over before, and cost no more than the mark). It also looks at the other threads:
 
 - One that runs the learner's code is free, unless it sits in a lock or a join without a time-out (then
   it waits for a thread of this same rank). Threads that run no code of the learner's (progress bars,
@@ -19,13 +20,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import torch
 
 from picolib.launch.board import OPAQUE, WAITS
 from picolib.launch.others import collector_stands_still
 from picolib.launch.places import LEARNER, find_place, kind_of
-from picolib.launch.slot import Text
 from picolib.launch.writer import Writer
 
 _SAMPLE_SECONDS = 0.2
@@ -39,6 +40,8 @@ _OPAQUE_FILES = tuple(
 _LOCK_MODULES = ("threading.py", "queue.py", "_base.py", "thread.py")
 _LOCK_CALLS = ("join", "wait", "get", "put", "result", "_wait_for_tstate_lock", "acquire", "__enter__", "shutdown")
 
+Mark = tuple[Any, float]  # what a thread waits for, and since when (time.monotonic())
+
 
 class Threads:
     """The rank's table of blocked threads, and the sampler that fills in what calls can't tell."""
@@ -49,8 +52,9 @@ class Threads:
         self.lock = threading.RLock()
         self.main = threading.main_thread().ident
         self.ours = {t.ident for t in threading.enumerate()} - {threading.get_ident()}  # the launcher's own threads
-        self.index: dict[int, int] = {}
-        self.waiting: set[int] = set()
+        self.marks: dict[int, Mark] = {}  # by thread: what it waits for in a communication call
+        self.shown: dict[int, Mark] = {}  # those of them that are on the board
+        self.index: dict[int, int] = {}  # by thread: its place in the board's table
         self.stands_in: tuple | None = None
         self.since = self.sampled = time.monotonic()
         self.used = 0.0
@@ -61,32 +65,60 @@ class Threads:
         self.ours.add(self.sampler.ident)
         self.alone = threading.active_count()
 
-    def begin(self, kind: int, channel: int, number: int, peer: int, index: int, place: Text) -> int | None:
-        """The calling thread is blocked from now on; None when the table is full."""
+    def begin(self, what: Any) -> Mark | None:
+        """The calling thread is blocked from now on, on something with a method `on_board()`.
+
+        Returns what it was blocked on already (a wait that looks after others meanwhile), for `end`.
+        """
         me = threading.get_ident()
-        with self.lock:
-            thread = self.index.get(me)
-            if thread is None:
-                thread = self._new_index(me)
-                if thread is None:
-                    return None
-            self.waiting.add(me)
-            if threading.active_count() > self.alone:
-                self.writer.set_free_threads(self._count_free())
-            self.writer.begin_wait(thread, kind, channel, number, peer, index, place)
-            return thread
+        before = self.marks.get(me)
+        self.marks[me] = (what, time.monotonic())
+        return before
 
-    def end(self, thread: int) -> None:
-        """The calling thread runs again."""
-        with self.lock:
-            self.waiting.discard(threading.get_ident())
-            if self.waiting:
-                self.writer.set_free_threads(1)
-            self.writer.end_wait(thread)
+    def end(self, before: Mark | None) -> None:
+        """The calling thread runs again; or it is blocked as before."""
+        me = threading.get_ident()
+        if before is None:
+            del self.marks[me]
+        else:
+            self.marks[me] = before
+        if me in self.shown:
+            with self.lock:
+                self._hide(me)
 
-    def _new_index(self, ident: int) -> int | None:
+    def _show_marks(self) -> None:
+        """Put on the board who is blocked now.
+
+        A thread may go on just then. It takes its mark away first and looks at `shown` after that; here it is the
+        other way round: so one of the two sees the other, and a wait that is over does not stay on the board.
+        """
+        new = {ident: mark for ident, mark in dict(self.marks).items() if self.shown.get(ident) is not mark}
+        self.shown.update(new)
+        if self.shown or self.opaque:
+            self.writer.set_free_threads(self._count_free())
+        for ident, mark in new.items():
+            what, since = mark
+            index = self._index_of(ident)
+            if index is not None:
+                *fields, place = what.on_board()
+                self.writer.begin_wait(index, *fields, self.writer.text(place), since)
+            if self.marks.get(ident) is not mark:
+                self._hide(ident)
+
+    def _hide(self, ident: int) -> None:
+        if self.shown.pop(ident, None) is None:
+            return
+        if self.shown or self.opaque:
+            self.writer.set_free_threads(1)
+        if ident in self.index:
+            self.writer.end_wait(self.index[ident])
+
+    def _index_of(self, ident: int) -> int | None:
+        """The thread's place in the board's table; None when it is full (then the rank never counts as blocked)."""
+        if ident in self.index:
+            return self.index[ident]
         if len(self.index) == _OPAQUE_INDEX:
-            alive = self.waiting | {thread.ident for thread in threading.enumerate()}
+            alive = {*self.shown, *(thread.ident for thread in threading.enumerate())}
             self.index = {i: n for i, n in self.index.items() if i in alive}
         unused = set(range(_OPAQUE_INDEX)) - set(self.index.values())
         if not unused:
@@ -98,7 +130,7 @@ class Threads:
     def _count_free(self) -> int:
         """Threads that may still communicate. picolib's own, which run no learner's code, are left out by name."""
         ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith("picolib-")}
-        skipped = ours | self.ours | self.waiting
+        skipped = {*ours, *self.ours, *self.shown, *([self.main] if self.opaque else [])}
         with collector_stands_still():
             return sum(may_communicate(f) for ident, f in sys._current_frames().items() if ident not in skipped)
 
@@ -111,8 +143,7 @@ class Threads:
         while not self.stopped.wait(_SAMPLE_SECONDS):
             with self.lock, collector_stands_still():
                 self._look_at_main()
-                if self.waiting:
-                    self.writer.set_free_threads(self._count_free())
+                self._show_marks()
                 self.writer.set_issued(self.issued())
 
     def _look_at_main(self) -> None:
@@ -129,18 +160,19 @@ class Threads:
 
     def _could_wait(self, frame: FrameType) -> bool:
         """Whether this innermost frame of the main thread is one in which torch communicates by itself."""
-        in_call = self.main in self.waiting and not self.opaque
-        return not in_call and frame.f_code.co_filename.endswith(_OPAQUE_FILES) and not torch.cuda.is_initialized()
+        return (
+            self.main not in self.marks
+            and frame.f_code.co_filename.endswith(_OPAQUE_FILES)
+            and not torch.cuda.is_initialized()
+        )
 
     def _set_opaque(self, opaque: bool, frame: FrameType | None) -> None:
         self.opaque = opaque
         if opaque:
-            self.waiting.add(self.main)
             place = self.writer.text(find_place(frame=frame).text)
             self.writer.set_free_threads(self._count_free())
             self.writer.begin_wait(_OPAQUE_INDEX, OPAQUE, 0, self.issued(), 0, 0, place)
         else:
-            self.waiting.discard(self.main)
             self.writer.end_wait(_OPAQUE_INDEX)
 
 

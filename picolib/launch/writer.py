@@ -35,7 +35,8 @@ class Writer:
         self.wait_at = [self.layout.wait(rank, thread) for thread in range(WAITS)]
         self.used = {True: 0, False: 0}
         self.texts: dict[str, Text] = {}
-        self.text_end = 0
+        self.text_end, self.text_lap = 0, 0
+        self.no_tally = bytes(self.layout.tally)
         self.set_state(RUNNING)
 
     def set_state(self, state: int) -> None:
@@ -66,6 +67,7 @@ class Writer:
         if self.text_end + len(data) + 4 > TEXT_BYTES:
             self.texts.clear()
             self.text_end = 0
+            self.text_lap += 1
         start = self.base + self.layout.texts + self.text_end
         U32.pack_into(self.memory, start, len(data))
         self.memory[start + 4 : start + 4 + len(data)] = data
@@ -105,7 +107,7 @@ class Writer:
         )  # fmt: skip
         if flags & TALLIED:
             start = where + ENTRY_SIZE
-            self.memory[start : start + self.layout.tally] = bytes(self.layout.tally)
+            self.memory[start : start + self.layout.tally] = self.no_tally
         U64.pack_into(self.memory, lane.counter, number + 1)
         self.step()
 
@@ -120,12 +122,12 @@ class Writer:
         self.step()
         return before
 
-    def begin_wait(self, thread: int, kind: int, channel: int, number: int, peer: int, index: int, place: Text) -> None:
-        """Thread number `thread` of this rank is blocked from now on (the fields are those of `Wait`)."""
-        where = self.wait_at[thread]
-        WAIT.pack_into(
-            self.memory, where, 0, kind, channel, number, peer, index, place.offset, 0, place.hash, time.monotonic()
-        )
+    def begin_wait(
+        self, thread: int, kind: int, channel: int, number: int, peer: int, index: int, place: Text, since: float = 0.0
+    ) -> None:
+        """Thread number `thread` of this rank is blocked (the fields are those of `Wait`; `since` 0: from now on)."""
+        where, since = self.wait_at[thread], since or time.monotonic()
+        WAIT.pack_into(self.memory, where, 0, kind, channel, number, peer, index, place.offset, 0, place.hash, since)
         self.step()
         U64.pack_into(self.memory, where, self.progress)
 
