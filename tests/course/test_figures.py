@@ -33,6 +33,7 @@ from picolib.course.figures.bars import cost_bars
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.display import as_picture, display_figure
 from picolib.course.figures.timeline import exposed, minus, union
+from picolib.course.figures.tokens import token_weights, weights
 from picolib.course.figures.topology import tree_places
 from picolib.launch.trace import Event, Recorder, Trace
 
@@ -270,3 +271,17 @@ def test_importing_the_figures_loads_neither_torch_nor_matplotlib_nor_ipywidgets
     code = "import sys, json, picolib.course.figures; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert not {"torch", "matplotlib", "ipywidgets"} & set(loaded)
+
+
+def test_what_a_token_counts_is_its_gradient():
+    ranks = [torch.zeros(3, requires_grad=True), torch.zeros(9, requires_grad=True)]
+    ((ranks[0].mean() + ranks[1].mean()) / 2).backward()
+    means, rule = weights([3, 9])
+    assert [float(t.grad[0]) for t in ranks] == pytest.approx([1 / int(text[2:]) for text in means])
+    assert rule == ["1/12", "1/12"]
+
+
+def test_a_rank_without_tokens_is_nan_in_a_mean_of_means_and_counts_nothing_in_the_one_rule():
+    assert "nan: rank 1 takes the mean of no tokens" in token_weights([5, 0]).svg()
+    assert "rank 0: each 1/5" in token_weights([5, 0]).svg()
+    assert "every rank skips the step" in token_weights([0, 0]).svg()

@@ -6,10 +6,16 @@ import pytest
 
 from picolib.course.figures import schedules
 from picolib.course.figures.waits import around_a_ring, cycle, wait_graph
-from picolib.course.widgets import bucket_explorer, cost_explorer, deadlock_explorer, stepper
+from picolib.course.widgets import bucket_explorer, cost_explorer, deadlock_explorer, stepper, token_explorer
 from picolib.course.widgets.cost import LINKS, OWN
 
-EXPLORERS = {"stepper": stepper, "cost": cost_explorer, "deadlock": deadlock_explorer, "buckets": bucket_explorer}
+EXPLORERS = {
+    "stepper": stepper,
+    "cost": cost_explorer,
+    "deadlock": deadlock_explorer,
+    "buckets": bucket_explorer,
+    "tokens": token_explorer,
+}
 
 
 def controls(explorer):

@@ -14,6 +14,7 @@ from picolib.course.figures.matrix import message_matrix
 from picolib.course.figures.scaling import scaling
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
 from picolib.course.figures.timeline import timeline
+from picolib.course.figures.tokens import token_weights
 from picolib.course.figures.topology import topology
 from picolib.course.figures.training_step import exposed_seconds, training_step
 from picolib.course.figures.waits import wait_graph
@@ -33,6 +34,7 @@ __all__ = [
     "overview",
     "scaling",
     "timeline",
+    "token_weights",
     "topology",
     "training_step",
     "wait_graph",
