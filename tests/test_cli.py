@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
+import time
+import urllib.request
 
+import psutil
 import pytest
 
 from picolib.__main__ import main
@@ -60,3 +64,35 @@ def test_the_doctor_works_where_torch_is_missing():
     code = "import sys; sys.modules['torch'] = None; from picolib.course import doctor; print(doctor.examine())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and "cores" in result.stdout, result.stderr
+
+
+def served_by_lab(folder, runtime):
+    """The files that JupyterLab, started by `picolib lab`, offers; it is ended then."""
+    arguments = [sys.executable, "-m", "picolib", "lab", "--workspace", str(folder), "--", "--no-browser", "--port=0"]
+    env = {**os.environ, "JUPYTER_RUNTIME_DIR": str(runtime), "JUPYTER_CONFIG_DIR": str(runtime / "config")}
+    with subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
+        end = time.monotonic() + 60
+        while not (found := list(runtime.glob("jpserver-*.json"))) and time.monotonic() < end and lab.poll() is None:
+            time.sleep(0.1)
+        try:
+            server = json.loads(found[0].read_text())
+            with urllib.request.urlopen(f"{server['url']}api/contents?token={server['token']}", timeout=30) as answer:
+                return sorted(entry["name"] for entry in json.load(answer)["content"])
+        finally:
+            for process in [*psutil.Process(lab.pid).children(recursive=True), lab]:
+                process.kill()
+            found and found[0].unlink()
+
+
+def test_lab_serves_the_workspace_and_a_second_start_keeps_what_was_edited(tmp_path):
+    pytest.importorskip("jupyterlab")
+    folder, runtime = tmp_path / "work space", tmp_path / "runtime"
+    runtime.mkdir()
+    served = served_by_lab(folder, runtime)
+    assert {"00_welcome.ipynb", "00_welcome_exercises.ipynb", "mine"} <= set(served)
+    mine = folder / "00_welcome_exercises.ipynb"
+    text = mine.read_text().replace('"cells": [', '"cells": [\n  ', 1)
+    mine.write_text(text)
+    (folder / "02A_messages_and_ring.ipynb").unlink()
+    assert served_by_lab(folder, runtime) == served
+    assert mine.read_text() == text

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,4 +189,17 @@ def open_lab(folder: str | Path, jupyter: Sequence[str] = ()) -> int:
     print(f"Your workspace: {folder}" + (f" ({len(copied)} notebooks new)" if copied else ""))
     start = next((name for name in ("START.ipynb", "00_welcome.ipynb") if (folder / name).exists()), None)
     url = [f"--LabApp.default_url=/lab/tree/{start}"] if start else []
-    return subprocess.call([sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", *url, *jupyter])
+    as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # containers often are
+    command = [sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", *url, *as_root, *jupyter]
+    with _interrupts_are_for_jupyter():
+        return subprocess.call(command)
+
+
+@contextmanager
+def _interrupts_are_for_jupyter() -> Iterator[None]:
+    """On Ctrl-C JupyterLab asks whether it should stop; meanwhile its parent must not go away."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
