@@ -29,6 +29,10 @@ _HOME = {
 _HOME["clip_grad_norm_"] = "picolib.parallel.clip"
 _HOME["DistributedDataParallel"] = "picolib.parallel.ddp"
 _HOME["ZeroRedundancyOptimizer"] = "picolib.parallel.zero"
+_HOME |= dict.fromkeys(
+    ("ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding", "vocab_parallel_cross_entropy"),
+    "picolib.parallel.tensor",
+)
 _HOME["fully_shard"] = "picolib.parallel.fsdp"
 _HOME["full_state_dict"] = _HOME["load_full_state_dict"] = "picolib.parallel.full_state"
 _PACKAGES = frozenset({"comm", "course", "launch", "model", "parallel", "plan", "serve", "train"})

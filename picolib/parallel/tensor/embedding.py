@@ -1,0 +1,66 @@
+"""The vocabulary cut over a group: the table of embeddings by rows, and the output layer that gives the logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from picolib.comm import functional
+from picolib.parallel.spec import Shard, ShardSpec, rows_of, set_spec
+from picolib.parallel.tensor.linear import SEQUENCE, ColumnParallelLinear
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """Token ids [...] -> vectors [..., embedding_dim]. Each rank looks up its own rows and gives zeros for the others.
+
+    The sum over the group (one all-reduce) is then the vector, since every token has one owner. With
+    `sequence_parallel` each rank keeps its tokens only (a reduce-scatter).
+    """
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, *, group: Any = None, sequence_parallel: bool = False
+    ) -> None:
+        first, last = rows_of(num_embeddings, dist.get_world_size(group), dist.get_rank(group))
+        super().__init__(max(last - first, 1), embedding_dim)  # nn.Embedding has no table without rows
+        self.group, self.first, self.last, self.sequence_parallel = group, first, last, sequence_parallel
+        self.weight = nn.Parameter(self.weight.detach()[: last - first].clone())
+        shape = torch.Size([num_embeddings, embedding_dim])
+        set_spec(self, "weight", ShardSpec("weight", shape, ((group, Shard(0)),)))
+
+    @classmethod
+    def from_embedding(cls, embedding: nn.Embedding, *, group: Any = None, **options: Any) -> VocabParallelEmbedding:
+        """This rank's rows of a whole table, as copies."""
+        part = cls(embedding.num_embeddings, embedding.embedding_dim, group=group, **options).to(embedding.weight)
+        with torch.no_grad():
+            part.weight.copy_(embedding.weight[part.first : part.last])
+        part.weight.requires_grad_(embedding.weight.requires_grad)
+        return part
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens' vectors, on every rank."""
+        elsewhere = (tokens < self.first) | (tokens >= self.last)
+        if len(self.weight):
+            found = F.embedding((tokens - self.first).masked_fill(elsewhere, 0), self.weight)
+            found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        else:
+            found = self.weight.sum() * self.weight.new_zeros(*tokens.shape, self.weight.shape[1])
+        if self.sequence_parallel:
+            return functional.reduce_scatter(found, SEQUENCE, group=self.group)
+        return functional.reduce_from_group(found, group=self.group)
+
+
+class VocabParallelLinear(ColumnParallelLinear):
+    """The output layer: [..., hidden] -> this rank's logits [..., ceil(vocabulary / t)].
+
+    Where the vocabulary does not divide, the last ranks' missing logits are -inf: they take no part in any softmax.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's logits, as many on every rank."""
+        logits = super().forward(x)
+        missing = rows_of(self.whole_features, dist.get_world_size(self.group), 0)[1] - (self.last - self.first)
+        return logits if self.gather_output or not missing else F.pad(logits, (0, missing), value=float("-inf"))

@@ -1,0 +1,147 @@
+"""A linear layer y = x·Aᵀ + b, cut over a group by the columns or by the rows of Megatron's A (there x·A).
+
+    columns    A = [A₁ A₂]     every rank has all of x and computes its part of y; nothing is sent forward
+    rows       A = [A₁; A₂]    every rank has a part of x and computes a summand of y; the sum is one all-reduce
+
+Columns first, then rows: what comes out of the one is cut just as the other takes it in, and whatever stands between
+may be non-linear, since it works on each number by itself (Shoeybi et al. 2019, "Megatron-LM", section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from picolib.comm import functional
+from picolib.parallel.spec import Shard, ShardSpec, rows_of, set_spec
+
+SEQUENCE = -2  # the dimension of tokens in [..., sequence, features]
+
+
+class _Cut(nn.Linear):
+    """A linear layer of which this rank holds rows `first` to `last` of dimension `cut` of the weight."""
+
+    cut: int
+
+    def __init__(self, in_features: int, out_features: int, bias: bool, group: Any, **options: Any) -> None:
+        shape = [out_features, in_features]
+        self_shape = list(shape)
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        first, last = rows_of(shape[self.cut], size, rank)
+        self_shape[self.cut] = last - first
+        super().__init__(self_shape[1], self_shape[0], bias, **options)
+        self.group, self.first, self.last = group, first, last
+        set_spec(self, "weight", ShardSpec("weight", torch.Size(shape), ((group, Shard(self.cut)),)))
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, *, group: Any = None, **options: Any) -> Any:
+        """This rank's part of a whole layer, as copies of its numbers."""
+        part = cls(
+            linear.in_features, linear.out_features, linear.bias is not None, group=group, **options
+        ).to(linear.weight)  # fmt: skip
+        with torch.no_grad():
+            part.weight.copy_(linear.weight.narrow(cls.cut, part.first, part.last - part.first))
+            if linear.bias is not None:
+                part.bias.copy_(linear.bias[part.first : part.last] if cls.cut == 0 else linear.bias)
+        part.weight.requires_grad_(linear.weight.requires_grad)
+        return part
+
+
+class ColumnParallelLinear(_Cut):
+    """y = x·Aᵀ + b with the output features cut: [..., in_features] on all ranks -> [..., this rank's out_features].
+
+    Args:
+        in_features, out_features, bias: of the whole layer. Cut as torch.chunk does.
+        group: None means all ranks.
+        gather_output: return all out_features on every rank (one all-gather).
+        copy_input: the input is the same on all ranks, and its gradient must be summed over them (f). False where
+            several layers share an input and f has been applied to it once.
+        sequence_parallel: the input holds this rank's tokens only: gather them first, and reduce-scatter its gradient.
+    """
+
+    cut = 0
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Any = None,
+        gather_output: bool = False,
+        copy_input: bool = True,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, group)
+        self.whole_features = out_features
+        self.gather_output, self.copy_input, self.sequence_parallel = gather_output, copy_input, sequence_parallel
+        if bias:
+            set_spec(self, "bias", ShardSpec("bias", torch.Size([out_features]), ((group, Shard(0)),)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of the output."""
+        if self.sequence_parallel:
+            x = functional.all_gather(x, SEQUENCE, group=self.group)
+        elif self.copy_input:
+            x = functional.copy_to_group(x, group=self.group)
+        y = F.linear(x, self.weight, self.bias)
+        if self.gather_output:
+            y = functional.gather_from_group(y, -1, full_size=self.whole_features, group=self.group)
+        return y
+
+
+class RowParallelLinear(_Cut):
+    """y = x·Aᵀ + b with the input features cut: [..., this rank's in_features] -> [..., out_features] on all ranks.
+
+    The bias is whole on every rank, and added once, after the sum: inside it would count once a rank.
+
+    Args:
+        in_features, out_features, bias: of the whole layer. Cut as torch.chunk does.
+        group: None means all ranks.
+        input_is_parallel: the input has this rank's features only. False: it is whole, and cut here.
+        sequence_parallel: return this rank's tokens only (a reduce-scatter in place of the all-reduce).
+    """
+
+    cut = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Any = None,
+        input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, group)
+        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        if bias and sequence_parallel:
+            sum_gradient_over(self.bias, group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The whole output, on every rank (or this rank's tokens of it)."""
+        if not self.input_is_parallel:
+            x = functional.scatter_to_group(x, -1, group=self.group)
+        y = F.linear(x, self.weight)
+        if self.sequence_parallel:
+            y = functional.reduce_scatter(y, SEQUENCE, group=self.group)
+        else:
+            y = functional.reduce_from_group(y, group=self.group)
+        return y if self.bias is None else y + self.bias
+
+
+def sum_gradient_over(parameter: nn.Parameter, group: Any) -> None:
+    """For a replicated parameter that sees a part of the tokens on each rank: its gradient is the sum of the ranks'."""
+    from picolib import comm
+
+    def summed(gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.clone()
+        comm.all_reduce(total, group=group, label="gradient of a replicated parameter")
+        return total
+
+    parameter.register_hook(summed)
