@@ -69,7 +69,7 @@ def training_step(
     shown = [(rank, steps[rank]) for rank in ranks if rank < len(steps)]
     counts = [len(step.collectives) for _, step in shown]
     alt = f"{title}: forward, backward and {max(counts)} collectives of a rank, and the time in which it only waits."
-    heights = [ROW + GAP * max(len(tracks(step.collectives)), 1) + 16 for _, step in shown]
+    heights = [ROW + GAP * max(len(_tracks(step.collectives)), 1) + 16 for _, step in shown]
     figure = Figure(TOP + sum(heights) + 30, alt, varies=True)
     scale = Scale(0, max(step.seconds for _, step in shown), LEFT, WIDTH - RIGHT)
     figure.text(20, 26, title, size=LARGE, bold=True)
@@ -78,6 +78,10 @@ def training_step(
     for place, (rank, step) in enumerate(shown):
         _lane(figure, scale, rank, step, TOP + sum(heights[:place]))
     return figure
+
+
+def _tracks(collectives: Sequence[Any]) -> list[list[Any]]:
+    return tracks(collectives, most=6)
 
 
 def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> None:
@@ -89,7 +93,7 @@ def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> No
     for mark in step.marks:
         figure.line([(scale(mark.start), top), (scale(mark.start), top + ROW)], PAPER, 1)
         _name(figure, scale, (mark.start, mark.end), mark.label, top, INK)
-    for number, track in enumerate(tracks(step.collectives)):
+    for number, track in enumerate(_tracks(step.collectives)):
         for event in track:
             _collective(figure, scale, event, step.exposed, top + GAP * (number + 1))
     text = f"{seconds_text(step.exposed_seconds)} exposed"
