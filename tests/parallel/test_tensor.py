@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import picolib
+from picolib import comm
+from picolib.comm.auto import choose
 from picolib.comm.gradcheck import spmd_gradcheck
 from picolib.model import LlamaConfig, LlamaForCausalLM, init_weights
 from picolib.parallel.full_state import full_state_dict, own_part
@@ -124,7 +126,15 @@ def test_a_layer_makes_two_all_reduces_forward_and_two_backward():
 def test_sequence_parallelism_sends_the_same_bytes_and_the_norms_gradients():
     calls, sent = calls_of_a_layer(True, whole=True)
     assert calls == {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 4, "all_reduce": 2}
-    assert sent == [4 * ACTIVATIONS + 2 * 24 * 8] * 2
+    assert sent == [4 * (wire("all_gather", rank) + wire("reduce_scatter", rank)) + 2 * 24 * 8 for rank in range(2)]
+    halves = [wire(name, 0, "direct") for name in ("all_gather", "reduce_scatter")]
+    assert sum(halves) == comm.bytes_sent("all_reduce", "direct", 2 * 12 * 24, size=2, rank=0, itemsize=8)
+
+
+def wire(name: str, rank: int, algorithm: str | None = None) -> int:
+    """What a rank of two sends in the collective of one layer's activations: a half is each rank's block."""
+    algorithm = algorithm or choose(name, ACTIVATIONS, 2)
+    return comm.bytes_sent(name, algorithm, 12 * 24, size=2, rank=rank, itemsize=8)
 
 
 # The layers by themselves
