@@ -49,7 +49,7 @@ def one_shot(link: Link, vector: torch.Tensor, op: Reduction) -> Steps:
     inbox = list(buffer)
     others = [(link.rank + k) % link.size for k in range(1, link.size)]
     sends = [link.send(vector, r, step=0) for r in others]
-    yield [link.recv(inbox[r], r, step=0) for r in reversed(others)] + sends
+    yield [link.recv(inbox[r], r, step=0) for r in others] + sends
     contributions = [*inbox[: link.rank], vector, *inbox[link.rank + 1 :]]
     op.combine_all(contributions, out=vector, scratch=inbox[link.rank])
     link.give_back(buffer)

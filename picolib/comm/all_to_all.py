@@ -41,7 +41,7 @@ def direct(link: Link, outgoing: list[torch.Tensor], incoming: list[torch.Tensor
     """
     others = [(link.rank + k) % link.size for k in range(1, link.size)]
     sends = [link.send(outgoing[r], r, chunk=r, step=0) for r in others]
-    receives = [link.recv(incoming[r], r, chunk=r, step=0) for r in reversed(others)]
+    receives = [link.recv(incoming[r], r, chunk=r, step=0) for r in others]
     incoming[link.rank].copy_(outgoing[link.rank])  # while the others are on their way
     yield receives + sends
 

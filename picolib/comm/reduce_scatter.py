@@ -63,7 +63,7 @@ def direct(link: Link, chunks: list[torch.Tensor], out: torch.Tensor, op: Reduct
     buffer = link.borrow(out, link.size)
     inbox = list(buffer)
     sends = [link.send(chunks[r], r, chunk=r, step=0) for r in others]
-    yield [link.recv(inbox[r], r, chunk=link.rank, step=0) for r in reversed(others)] + sends
+    yield [link.recv(inbox[r], r, chunk=link.rank, step=0) for r in others] + sends
     contributions = [*inbox[: link.rank], chunks[link.rank], *inbox[link.rank + 1 :]]
     op.combine_all(contributions, out=out, scratch=inbox[link.rank])
     link.give_back(buffer)
