@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from picolib.comm.groups import Group, known_groups, works_in_flight
+from picolib.comm.groups import Group, groups_in_flight, works_in_flight
 from picolib.comm.p2p import Handle
 
 Steps = Iterator[list[Handle]]
@@ -27,10 +27,11 @@ LOOK_EVERY_SECONDS, HINT_SECONDS = 50e-6, 0.5
 class Step:
     """The handles that a collective waits for, and whether that wait would block."""
 
+    __slots__ = ("handles", "_missing", "_helper")
+
     def __init__(self, handles: list[Handle]) -> None:
         self.handles = handles
-        self._receives = [handle for handle in handles if handle.receives]
-        self._missing = list(self._receives)  # those that have not been seen to arrive
+        self._missing = [handle for handle in handles if handle.receives]  # those that have not been seen to arrive
         self._helper: threading.Thread | None = None
 
     def wait(self) -> None:
@@ -53,7 +54,7 @@ class Step:
         if missing:
             return False
         if self._helper is None:
-            heard = {handle.peer for handle in self._receives}
+            heard = {handle.peer for handle in self.handles if handle.receives}
             blind = [h for h in self.handles if h.work is not None and not h.receives and h.peer not in heard]
             if not blind:
                 return True
@@ -174,7 +175,7 @@ def wait_for(handle: Handle) -> None:
 
 def poll() -> None:
     """Advance every asynchronous collective of this process as far as it goes without waiting."""
-    for group in known_groups():
+    for group in groups_in_flight():
         for work in list(group.in_flight):
             work.poll()
 

@@ -85,15 +85,14 @@ class Group:
 _groups: weakref.WeakKeyDictionary[dist.ProcessGroup, Group] = weakref.WeakKeyDictionary()
 
 
-def known_groups() -> list[Group]:
-    """Every group of this process in which picolib.comm has been used."""
-    return list(_groups.values())
+def groups_in_flight() -> list[Group]:
+    """The groups of this process in which asynchronous collectives are under way."""
+    return [group for group in list(_groups.data.values()) if group.in_flight]  # past the guards of weak dictionaries
 
 
 def works_in_flight() -> int:
-    """How many asynchronous collectives are under way in all groups of this process."""
-    known = list(_groups.data.values())  # past the guards of weak dictionaries: every call asks this
-    return sum([len(group.in_flight) for group in known])
+    """How many asynchronous collectives are under way in all groups of this process. Every call asks this."""
+    return sum([len(group.in_flight) for group in list(_groups.data.values())])
 
 
 def resolve(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, Group]:
