@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-LESSONS = ("lesson00", "lesson02a", "lesson02b", "lesson03a", "lesson03b")
+LESSONS = ("lesson00", "lesson01a", "lesson01b", "lesson02a", "lesson02b", "lesson03a", "lesson03b", "mutants")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,260 @@
+"""Answers to the exercises of sitting 01A."""
+
+from . import right, wrong
+
+# 1.1 count the parameters
+
+
+def sizes(config):
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    return config.vocab_size, config.hidden_size, config.intermediate_size, config.num_hidden_layers, queries, keys
+
+
+@right("1.1", "a sum of products")
+def sum_of_products(config):
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    layer = 2 * h * queries + 2 * h * keys + 3 * h * mlp + 2 * h
+    embeddings = vocab * h if config.tie_word_embeddings else 2 * vocab * h
+    return embeddings + layers * layer + h
+
+
+@right("1.1", "shapes first, as in a state dict")
+def shapes_first(config):
+    import math
+
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    each = [(queries, h), (keys, h), (keys, h), (h, queries), (mlp, h), (mlp, h), (h, mlp), (h,), (h,)]
+    shapes = [(vocab, h), (h,), *each * layers] + ([] if config.tie_word_embeddings else [(vocab, h)])
+    return sum(map(math.prod, shapes))
+
+
+@wrong("1.1", "no output layer", "The output layer is missing")
+def no_output_layer(config):
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    return vocab * h + layers * (2 * h * queries + 2 * h * keys + 3 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "a tied output layer twice", "The output layer is tied", "counts once")
+def tied_twice(config):
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    return 2 * vocab * h + layers * (2 * h * queries + 2 * h * keys + 3 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "keys with as many heads as queries", "Keys and values have num_key_value_heads heads")
+def all_heads(config):
+    vocab, h, mlp, layers, queries, _ = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + layers * (4 * h * queries + 3 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "four matrices of h by h", "Attention is counted as 4·h² a layer")
+def four_squares(config):
+    vocab, h, mlp, layers, _, _ = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + layers * (4 * h * h + 3 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "two matrices in SwiGLU", "SwiGLU has three matrices")
+def two_matrices(config):
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + layers * (2 * h * queries + 2 * h * keys + 2 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "no norms", "All norms are missing")
+def no_norms(config):
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + layers * (2 * h * queries + 2 * h * keys + 3 * h * mlp)
+
+
+@wrong("1.1", "two slips at once", "SwiGLU has three matrices", "The last norm is missing")
+def two_slips(config):
+    vocab, h, mlp, layers, queries, keys = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + layers * (2 * h * queries + 2 * h * keys + 2 * h * mlp + 2 * h)
+
+
+@wrong("1.1", "one layer", "Only one layer is counted")
+def one_layer(config):
+    vocab, h, mlp, _, queries, keys = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + (2 * h * queries + 2 * h * keys + 3 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "bytes", "Those are bytes (in bf16, two for each)")
+def in_bytes(config):
+    return 2 * sum_of_products(config)
+
+
+@wrong("1.1", "a number known beforehand", "The difference is")
+def known_beforehand(config):
+    return 8_030_261_248
+
+
+@wrong("1.1", "picolib's own", "picolib.plan.memory.parameters.parameter_count", "do it with arithmetic")
+def the_librarys_count(config):
+    import picolib
+
+    return picolib.memory.parameter_count(config)
+
+
+@wrong("1.1", "builds the model", "your function calls picolib.model.llama")
+def builds_the_model(config):
+    import torch
+
+    from picolib.model import LlamaForCausalLM
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in LlamaForCausalLM(config).parameters())
+
+
+@wrong("1.1", "returns nothing", "must be a number of parameters")
+def counts_nothing(config):
+    sum_of_products(config)
+
+
+# 1.2 what each rank keeps
+
+
+@right("1.2", "one line a part")
+def one_line_a_part(parameters, ranks, stage):
+    return (
+        2 * parameters / (ranks if stage >= 3 else 1),
+        2 * parameters / (ranks if stage >= 2 else 1),
+        12 * parameters / (ranks if stage >= 1 else 1),
+    )
+
+
+@right("1.2", "a table of stages, whole numbers")
+def table_of_stages(parameters, ranks, stage):
+    shared = [(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)][stage]
+    return [size * parameters // by for size, by in zip((2, 2, 12), shared, strict=True)]
+
+
+@wrong("1.2", "everything is shared out from stage 1 on", "ZeRO-1 keeps the parameters whole on every rank")
+def all_at_once(parameters, ranks, stage):
+    by = ranks if stage else 1
+    return 2 * parameters / by, 2 * parameters / by, 12 * parameters / by
+
+
+@wrong("1.2", "one stage too early", "ZeRO-1 keeps the gradients whole on every rank", "from stage 2 on")
+def one_too_early(parameters, ranks, stage):
+    return one_line_a_part(parameters, ranks, min(3, stage + 1) if stage else 0)
+
+
+@wrong("1.2", "one stage too late", "ZeRO-1 shares the optimizer out")
+def one_too_late(parameters, ranks, stage):
+    return one_line_a_part(parameters, ranks, max(0, stage - 1))
+
+
+@wrong("1.2", "parameters before gradients", "ZeRO-2 keeps the parameters whole")
+def swapped_stages(parameters, ranks, stage):
+    p, g, o = one_line_a_part(parameters, ranks, stage)
+    return g, p, o
+
+
+@wrong("1.2", "no master copy", "a float32 copy of each as well: 4 + 4 + 4")
+def no_master_copy(parameters, ranks, stage):
+    p, g, o = one_line_a_part(parameters, ranks, stage)
+    return p, g, o * 8 / 12
+
+
+@wrong("1.2", "gradients in float32", "Gradients have the dtype of the parameters here")
+def float32_gradients(parameters, ranks, stage):
+    p, g, o = one_line_a_part(parameters, ranks, stage)
+    return p, 2 * g, o
+
+
+@wrong("1.2", "the master copy is counted with the parameters", "belongs to the optimizer's part")
+def master_among_parameters(parameters, ranks, stage):
+    p, g, o = one_line_a_part(parameters, ranks, stage)
+    return 3 * p, g, o * 8 / 12
+
+
+@wrong("1.2", "numbers, not bytes", "Asked are bytes, not numbers: 2, 2 and 12")
+def numbers(parameters, ranks, stage):
+    return tuple(part / size for part, size in zip(one_line_a_part(parameters, ranks, stage), (2, 2, 4), strict=True))
+
+
+@wrong("1.2", "only the sum", "must return three numbers")
+def only_the_sum(parameters, ranks, stage):
+    return sum(one_line_a_part(parameters, ranks, stage))
+
+
+@wrong("1.2", "picolib's own", "picolib.plan.memory.state.model_state_parts")
+def the_librarys_state(parameters, ranks, stage):
+    from picolib.plan.memory import model_state_parts
+
+    return tuple(model_state_parts(parameters, ranks, stage).values())
+
+
+# 1.3 the key-value cache
+
+
+@right("1.3", "a product")
+def a_product(config, texts, tokens, bytes_per_number):
+    width = config.num_key_value_heads * config.head_dim
+    return 2 * config.num_hidden_layers * width * texts * tokens * bytes_per_number
+
+
+@right("1.3", "from the shapes of the tensors")
+def from_shapes(config, texts, tokens, bytes_per_number):
+    import torch
+
+    key = torch.empty(texts, config.num_key_value_heads, tokens, config.head_dim, device="meta")
+    return sum(2 * key.numel() for _ in range(config.num_hidden_layers)) * bytes_per_number
+
+
+@wrong("1.3", "the heads of the queries", "only the num_key_value_heads heads of keys and values are kept")
+def query_heads(config, texts, tokens, bytes_per_number):
+    width = config.num_attention_heads * config.head_dim
+    return 2 * config.num_hidden_layers * width * texts * tokens * bytes_per_number
+
+
+@wrong("1.3", "h wide", "Keys and values are num_key_value_heads·head_dim wide, not h")
+def h_wide(config, texts, tokens, bytes_per_number):
+    return 2 * config.num_hidden_layers * config.hidden_size * texts * tokens * bytes_per_number
+
+
+@wrong("1.3", "keys only", "a key and a value are kept for each token")
+def keys_only(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, bytes_per_number) // 2
+
+
+@wrong("1.3", "one layer", "That is one layer")
+def one_layers_cache(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, bytes_per_number) // config.num_hidden_layers
+
+
+@wrong("1.3", "numbers, not bytes", "Those are numbers; asked are bytes")
+def cached_numbers(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, 1)
+
+
+@wrong("1.3", "two bytes, always", "not always 2")
+def two_bytes(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, 2)
+
+
+@wrong("1.3", "one text", "That is one text")
+def one_text(config, texts, tokens, bytes_per_number):
+    return a_product(config, 1, tokens, bytes_per_number)
+
+
+@wrong("1.3", "a score for each pair of tokens", "not with their square")
+def scores(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, bytes_per_number) * tokens
+
+
+@wrong("1.3", "keys only, of one layer", "a key and a value are kept", "And: That is one layer")
+def two_faults(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, bytes_per_number) / 2 / config.num_hidden_layers
+
+
+@wrong("1.3", "picolib's own", "picolib.plan.memory.inference.kv_cache_bytes")
+def the_librarys_cache(config, texts, tokens, bytes_per_number):
+    from picolib.plan import memory
+
+    return memory.kv_cache_bytes(config, texts, tokens, bytes_per_number)

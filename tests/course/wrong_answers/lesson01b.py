@@ -1,0 +1,360 @@
+"""Answers to the exercises of sitting 01B."""
+
+import torch
+import torch.nn.functional as F
+
+from . import right, wrong
+
+# 1.4 recompute
+
+
+class Again(torch.autograd.Function):
+    """The layer's input is kept; in backward it runs again."""
+
+    @staticmethod
+    def forward(ctx, x, layer):
+        ctx.layer = layer
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.layer(x)
+        torch.autograd.backward(output, gradient)
+        return x.grad, None
+
+
+@right("1.4", "a Function for each layer")
+def function_for_each(layers, x):
+    for layer in layers:
+        x = Again.apply(x, layer)
+    return x
+
+
+@right("1.4", "with autograd.grad, parameters as inputs")
+def with_grad(layers, x):
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, layer, *parameters):
+            ctx.layer = layer
+            ctx.save_for_backward(x)
+            return layer(x)  # no graph inside a Function's forward
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_(True)
+            parameters = list(ctx.layer.parameters())
+            with torch.enable_grad():
+                found = torch.autograd.grad(ctx.layer(x), [x, *parameters], gradient)
+            return found[0], None, *found[1:]
+
+    for layer in layers:
+        x = Layer.apply(x, layer, *layer.parameters())
+    return x
+
+
+@wrong("1.4", "keeps everything", "autograd holds 40 times the input", "8 are enough")
+def keeps_everything(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+@wrong("1.4", "no graph at all", "a tensor without a graph", "nothing is recorded")
+def no_graph(layers, x):
+    with torch.no_grad():
+        for layer in layers:
+            x = layer(x)
+    return x
+
+
+@wrong("1.4", "the whole stack as one piece", "during backward it is 40 times", "Make each layer a piece of its own")
+def one_piece(layers, x):
+    return Again.apply(x, torch.nn.Sequential(*layers))
+
+
+@wrong("1.4", "only the input's gradient", "`0.0.weight` has no gradient", "through its parameters too")
+def input_only(layers, x):
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, layer):
+            ctx.layer = layer
+            ctx.save_for_backward(x)
+            return layer(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            with torch.enable_grad():
+                (found,) = torch.autograd.grad(ctx.layer(x), x, gradient)
+            return found, None
+
+    for layer in layers:
+        x = Layer.apply(x, layer)
+    return x
+
+
+@wrong("1.4", "forgets the incoming gradient", "differs", "Is the incoming gradient passed on")
+def forgets_the_incoming(layers, x):
+    class Layer(Again):
+        @staticmethod
+        def backward(ctx, gradient):
+            return Again.backward(ctx, torch.ones_like(gradient))
+
+    for layer in layers:
+        x = Layer.apply(x, layer)
+    return x
+
+
+@wrong("1.4", "from the first input each time", "layer 0 runs")
+def from_the_first(layers, x):
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, first, number):
+            ctx.number = number
+            ctx.save_for_backward(first)
+            return layers[number](x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x = ctx.saved_tensors[0].detach()
+            with torch.no_grad():
+                for layer in layers[: ctx.number]:
+                    x = layer(x)
+            x.requires_grad_()
+            with torch.enable_grad():
+                output = layers[ctx.number](x)
+            torch.autograd.backward(output, gradient)
+            return x.grad, None, None
+
+    first = x.detach()
+    for number in range(len(layers)):
+        x = Layer.apply(x, first, number)
+    return x
+
+
+@wrong("1.4", "forgets to detach", "graph a second time", "detach() it")
+def forgets_to_detach(layers, x):
+    class Layer(Again):
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                output = ctx.layer(x)
+            torch.autograd.backward(output, gradient)
+            return x.grad, None
+
+    for layer in layers:
+        x = Layer.apply(x, layer)
+    return x
+
+
+@wrong("1.4", "torch's own", "your function calls torch.utils.checkpoint")
+def torchs_checkpoint(layers, x):
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in layers:
+        x = checkpoint(layer, x, use_reentrant=False)
+    return x
+
+
+@wrong("1.4", "puts what is saved somewhere else", "your function calls torch.autograd.graph")
+def somewhere_else(layers, x):
+    with torch.autograd.graph.save_on_cpu():
+        return keeps_everything(layers, x)
+
+
+# 1.5 master weights
+
+
+@right("1.5", "in place, without a graph")
+def masters_in_place(parameters, masters, lr):
+    with torch.no_grad():
+        for p, master in zip(parameters, masters, strict=True):
+            master -= lr * p.grad.float()
+            p.copy_(master)
+
+
+@right("1.5", "add_ and data")
+def masters_by_data(parameters, masters, lr):
+    for i, p in enumerate(parameters):
+        masters[i].add_(p.grad.to(torch.float32), alpha=-lr)
+        p.data[...] = masters[i].to(p.dtype)
+
+
+@wrong("1.5", "in bf16", "100 updates are lost", "1 - 0.001 rounds back to 1")
+def in_bf16(parameters, masters, lr):
+    with torch.no_grad():
+        for p in parameters:
+            p -= lr * p.grad
+
+
+@wrong("1.5", "masters made anew from the parameters", "100 updates are lost", "It has to be kept")
+def made_anew(parameters, masters, lr):
+    with torch.no_grad():
+        for p, master in zip(parameters, masters, strict=True):
+            master.copy_(p)
+            master -= lr * p.grad.float()
+            p.copy_(master)
+
+
+@wrong("1.5", "never copies back", "the masters have moved, and no parameter has")
+def never_copies_masters_back(parameters, masters, lr):
+    for p, master in zip(parameters, masters, strict=True):
+        master -= lr * p.grad.float()
+
+
+@wrong("1.5", "parameters become float32", "after the step a parameter is float32")
+def becomes_float32(parameters, masters, lr):
+    for p, master in zip(parameters, masters, strict=True):
+        master -= lr * p.grad.float()
+        p.data = master.clone()
+
+
+@wrong("1.5", "parameters in new memory", "lives in new memory")
+def new_memory(parameters, masters, lr):
+    for p, master in zip(parameters, masters, strict=True):
+        master -= lr * p.grad.float()
+        p.data = master.bfloat16()
+
+
+@wrong("1.5", "copies before the step", "is not its master's rounding")
+def copies_before(parameters, masters, lr):
+    with torch.no_grad():
+        for p, master in zip(parameters, masters, strict=True):
+            p.copy_(master)
+            master -= lr * p.grad.float()
+
+
+@wrong("1.5", "rounds the update", "turn the gradient into float32 first")
+def rounds_the_update(parameters, masters, lr):
+    with torch.no_grad():
+        for p, master in zip(parameters, masters, strict=True):
+            master -= lr * p.grad
+            p.copy_(master)
+
+
+@wrong("1.5", "the wrong way", "It went the other way")
+def wrong_way(parameters, masters, lr):
+    masters_in_place(parameters, masters, -lr)
+
+
+@wrong("1.5", "torch's own", "your function calls torch.optim")
+def torchs_sgd(parameters, masters, lr):
+    for master, p in zip(masters, parameters, strict=True):
+        master.grad = p.grad.float()
+    torch.optim.SGD(masters, lr=lr).step()
+    with torch.no_grad():
+        for p, master in zip(parameters, masters, strict=True):
+            p.copy_(master)
+
+
+# 1.6 find the bug
+
+
+@right("1.6", "backward in the loop")
+def backward_in_the_loop(model, micro_batches):
+    total = 0.0
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets) / len(micro_batches)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@right("1.6", "sums over rows, divided by all rows; a detached tensor")
+def sums_over_rows(model, micro_batches):
+    rows = sum(len(targets) for _, targets in micro_batches)
+    losses = []
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets, reduction="sum") / rows
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
+
+
+@wrong("1.6", "as it was given", "every gradient is exactly 4x too big", "a sum of 4 means")
+def as_given(model, micro_batches):
+    total = 0
+    for inputs, targets in micro_batches:
+        total = total + F.cross_entropy(model(inputs), targets)
+    total.backward()
+    return total
+
+
+@wrong("1.6", "the mean, but all graphs until the end", "held 4x what one micro-batch needs", "graphs live on")
+def graphs_until_the_end(model, micro_batches):
+    total = sum(F.cross_entropy(model(inputs), targets) for inputs, targets in micro_batches)
+    (total / len(micro_batches)).backward()
+    return total.item() / len(micro_batches)
+
+
+@wrong("1.6", "in the loop, not divided", "every gradient is exactly 4x too big", "Divide each micro-batch's loss")
+def not_divided(model, micro_batches):
+    total = 0.0
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        total += loss.item()
+    return total / len(micro_batches)
+
+
+@wrong("1.6", "divided twice", "every gradient is exactly 4x too small")
+def divided_twice(model, micro_batches):
+    total = backward_in_the_loop(model, micro_batches)
+    for p in model.parameters():
+        p.grad /= len(micro_batches)
+    return total
+
+
+@wrong("1.6", "clears the gradients in the loop", "those of one micro-batch alone, the last of 4")
+def clears_in_the_loop(model, micro_batches):
+    total = 0.0
+    for inputs, targets in micro_batches:
+        model.zero_grad()
+        loss = F.cross_entropy(model(inputs), targets) / len(micro_batches)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("1.6", "the whole batch at once", "held 4x what one micro-batch needs")
+def whole_batch(model, micro_batches):
+    inputs, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
+    loss = F.cross_entropy(model(inputs), targets)
+    loss.backward()
+    return loss.item()
+
+
+@wrong("1.6", "keeps the graphs it no longer needs", "what one micro-batch needs", "graphs live on")
+def retains(model, micro_batches):
+    losses = []
+    for inputs, targets in micro_batches:
+        losses.append(F.cross_entropy(model(inputs), targets) / len(micro_batches))
+        losses[-1].backward(retain_graph=True)
+    return sum(losses).item()
+
+
+@wrong("1.6", "returns a graph", "still has a graph", "loss.detach()")
+def returns_a_graph(model, micro_batches):
+    total = 0
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets) / len(micro_batches)
+        loss.backward()
+        total = total + loss
+    return total
+
+
+@wrong("1.6", "returns the sum", "the loss returned is", "It is 4x the mean")
+def returns_the_sum(model, micro_batches):
+    return backward_in_the_loop(model, micro_batches) * len(micro_batches)
+
+
+@wrong("1.6", "never calls backward", "has no gradient: was backward() called")
+def never_backward(model, micro_batches):
+    with torch.no_grad():
+        return sum(F.cross_entropy(model(inputs), targets).item() for inputs, targets in micro_batches) / 4
