@@ -7,11 +7,12 @@ case rank r's x is 10^r, and behind the point stands which parameter it belongs 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from picolib.course import digits, values
-from picolib.course.exercise import Case
+from picolib.course.exercise import COLLECTIVES, Case
 from picolib.course.words import apart, number_of, ranks_text, times
 
 Gradients = dict[str, torch.Tensor]
@@ -27,6 +28,17 @@ def given(shapes: Mapping[str, tuple], rank: int, kind: str, random: torch.Gener
     return {name: torch.randn(shape, generator=random).to(dtype) for name, shape in shapes.items()}
 
 
+def only_all_reduce(attempt: Any) -> str | None:
+    """A rule: no other collective, and nothing ready-made. (`allows` must hold all, so that this rule speaks.)"""
+    for rank, record in enumerate(attempt.ranks):
+        for name, *_ in record.collectives:
+            if name.startswith("parallel."):
+                return f"rank {rank} called picolib's own {name}. Here you write it yourself, with all_reduce."
+            if name in COLLECTIVES - {"all_reduce"}:
+                return f"rank {rank} called {name}; here all_reduce is enough."
+    return None
+
+
 def mean(ranks: Sequence[Gradients]) -> Gradients:
     """What data parallelism leaves on every rank, computed in float64 and rounded once."""
     return {name: torch.stack([g[name].double() for g in ranks]).mean(0).to(ranks[0][name].dtype) for name in ranks[0]}
@@ -37,8 +49,10 @@ def fault(case: Case, got: Sequence[Gradients], right: Gradients, own: Sequence[
     for rank, mine in enumerate(got):
         for name, tensor in right.items():
             if not isinstance(mine[name], torch.Tensor) or mine[name].shape != tensor.shape:
-                what = f"shape {list(mine[name].shape)}" if isinstance(mine[name], torch.Tensor) else "no tensor"
-                return f"rank {rank}: the gradient of `{name}` has {what}; {list(tensor.shape)} is right."
+                if mine[name] is None:
+                    return f"rank {rank}: `{name}` has no gradient any more: its p.grad is None."
+                what = f"has shape {list(mine[name].shape)}" if hasattr(mine[name], "shape") else "is no tensor"
+                return f"rank {rank}: the gradient of `{name}` {what}; {list(tensor.shape)} is right."
     wrong = [
         (r, name) for r, mine in enumerate(got) for name in right if not values.agrees(mine[name], right[name], case)
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from picolib.course import observe
-from picolib.course.exercise import Case, Exercise
+from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients, lesson03b_overlap
 from picolib.course.exercises.data import generator
 from picolib.course.words import number_of
@@ -165,14 +165,17 @@ def accumulated(fn: Any, arguments: tuple) -> dict[str, Any]:
     observe.forget()
 
     def loss_of(model: Any, micro_batch: torch.Tensor) -> torch.Tensor:
-        calls.append(model is ddp)
-        return model(micro_batch)
+        calls.append({"through_ddp": model is ddp, "still_open": sum(not call["backward"] for call in calls)})
+        this, loss = calls[-1], model(micro_batch)
+        this["backward"] = False
+        loss.register_hook(lambda _: this.update(backward=True))
+        return loss
 
     before = _bytes_sent()
     fn(ddp, arguments[0], loss_of)
     sent = _bytes_sent() - before
     grads = {name: p.grad for name, p in ddp.module.named_parameters()}
-    return {"gradients": grads, "calls": len(calls), "through_ddp": all(calls), "sent": sent, "once": once}
+    return {"gradients": grads, "calls": calls, "sent": sent, "once": once}
 
 
 def _bytes_sent() -> int:
@@ -186,16 +189,17 @@ def judge_accumulation(attempt: Any) -> str | None:
     """m forward passes, the gradients of one, by one synchronisation, which DDP makes."""
     m = len(attempt.inputs()[0])
     for rank, (record, output) in enumerate(zip(attempt.ranks, attempt.outputs, strict=True)):
-        if not output["through_ddp"]:
+        if not all(call["through_ddp"] for call in output["calls"]):
             return f"rank {rank} called loss_of with something else than ddp: ddp must see every forward pass."
-        if output["calls"] != m:
-            return f"rank {rank} called loss_of {number_of(output['calls'], 'time')} for {m} micro-batches."
-        if {e[5] for e in record.messages} - {"parallel.ddp"} or any(
-            c[0] == "all_reduce" and not c[2] for c in record.collectives
-        ):
+        if len(output["calls"]) != m:
+            return f"rank {rank} called loss_of {number_of(len(output['calls']), 'time')} for {m} micro-batches."
+        if any(call["still_open"] for call in output["calls"]):
             return (
-                f"rank {rank} all-reduced by hand. ddp does it, in the one backward pass that is not under no_sync()."
+                f"rank {rank} runs a forward pass while an earlier micro-batch waits for its backward pass: so the "
+                "activations of both are in memory. Forward and backward of one, then of the next."
             )
+        if _by_hand(record):
+            return f"rank {rank} averaged by hand. ddp does it, in the one backward pass that is not under no_sync()."
     quiet = attempt.world_size > 1 and not any(output["sent"] for output in attempt.outputs)
     if quiet:
         return "0 bytes were sent: the last forward and backward pass must run outside ddp.no_sync()."
@@ -206,6 +210,12 @@ def judge_accumulation(attempt: Any) -> str | None:
         hint = f" A mean over {m} micro-batches: where, and how often, do you divide by m?"
         return wrong.split(" Was it")[0] + (hint if "exactly" in wrong else "")
     return _bytes_fault(attempt, m)
+
+
+def _by_hand(record: Any) -> bool:
+    """Whether something was sent by others than DDP."""
+    others = {e[5] for e in record.messages} - {"parallel.ddp"}
+    return bool(others) or any(name in COLLECTIVES and not owned for name, _, owned in record.collectives)
 
 
 def _bytes_fault(attempt: Any, m: int) -> str | None:
@@ -233,7 +243,8 @@ EXERCISES = (
         call=with_gradients,
         judge=judge_buckets,
         sizes=(4, 3, 2),
-        allows=frozenset({"all_reduce", "barrier"}),
+        allows=COLLECTIVES | {"barrier", "parallel.ddp"},
+        rules=(gradients.only_all_reduce,),
         tags=("gradients",),
         verified="4 all-reduces of 10, 40, 30 and 6 elements for 7 parameters and a cap of 80 bytes",
         hints=(
@@ -256,7 +267,7 @@ EXERCISES = (
         call=accumulated,
         judge=judge_accumulation,
         sizes=(4, 3, 1, 2),
-        allows=frozenset({"all_reduce", "barrier", "parallel.ddp"}),
+        allows=COLLECTIVES | {"barrier", "parallel.ddp"},
         tags=("gradients",),
         verified="gradients equal the mean over ranks and micro-batches; 3 micro-batches send the bytes of one",
         hints=(

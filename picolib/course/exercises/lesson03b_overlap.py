@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from picolib.course import observe
-from picolib.course.exercise import Case, Exercise
+from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients
 from picolib.course.exercises.data import generator
 from picolib.course.words import number_of
@@ -98,7 +98,7 @@ def judge_overlap(attempt: Any) -> str | None:
     """Both steps right; each bucket's all-reduce starts with its last gradient and is not waited for before the end."""
     for rank, output in enumerate(attempt.outputs):
         if not isinstance(output, list):
-            what = "None" if output == "NoneType" else f"a {output}"
+            what = "None" if output == "NoneType" else f"{'an' if output[0] in 'aeiou' else 'a'} {output}"
             return f"rank {rank}: overlap returned {what}; it must return the function finish()."
     steps = [moments(record.entries) for record in attempt.ranks]
     for number in range(STEPS):
@@ -188,7 +188,8 @@ EXERCISE = Exercise(
     call=two_steps,
     judge=judge_overlap,
     sizes=(4, 3, 2),
-    allows=frozenset({"all_reduce", "barrier", "poll"}),
+    allows=COLLECTIVES | {"barrier", "poll", "parallel.ddp"},
+    rules=(gradients.only_all_reduce,),
     tags=("gradients",),
     verified="each bucket's all-reduce starts with its last gradient; none is waited for before backward is through",
     hints=(

@@ -142,14 +142,14 @@ def nothing(parameters, cap_bytes):
     fill(reversed(parameters), cap_bytes, nbytes)
 
 
-@wrong("3.3", "picolib's own", "picolib's own parallel.ddp")
+@wrong("3.3", "picolib's own", "picolib's own parallel.ddp", "Here you write it yourself")
 def the_librarys(parameters, cap_bytes):
     from picolib.parallel import ddp
 
     ddp.average_in_buckets(parameters, cap_bytes)
 
 
-@wrong("3.3", "an all-gather of everything", "torch's own all_gather")
+@wrong("3.3", "an all-gather of everything", "called all_gather; here all_reduce is enough")
 def by_all_gather(parameters, cap_bytes):
     for p in parameters:
         everybody = [torch.empty_like(p.grad) for _ in range(dist.get_world_size())]
@@ -440,7 +440,7 @@ def returns_nothing(buckets):
     count_missing(buckets)
 
 
-@wrong("3.4", "picolib's own", "picolib's own parallel.ddp")
+@wrong("3.4", "picolib's own", "picolib's own parallel.ddp", "Here you write it yourself")
 def librarys_overlap(buckets):
     from picolib.parallel.ddp import OverlappedAverage
 
@@ -519,7 +519,7 @@ def divides_the_last(ddp, micro_batches, loss_of):
     (loss_of(ddp, last) / len(micro_batches)).backward()
 
 
-@wrong("3.5", "averages by hand", "all-reduced by hand")
+@wrong("3.5", "averages by hand", "averaged by hand")
 def by_hand(ddp, micro_batches, loss_of):
     never_syncs(ddp, micro_batches, loss_of)
     for p in ddp.parameters():
@@ -527,7 +527,7 @@ def by_hand(ddp, micro_batches, loss_of):
         p.grad /= dist.get_world_size()
 
 
-@wrong("3.5", "averages by hand, with picolib's all-reduce", "all-reduced by hand")
+@wrong("3.5", "averages by hand, with picolib's all-reduce", "averaged by hand")
 def by_hand_with_picolib(ddp, micro_batches, loss_of):
     from picolib import comm
 
@@ -545,3 +545,8 @@ def around_ddp(ddp, micro_batches, loss_of):
 @wrong("3.5", "all micro-batches in one", "called loss_of 1 time for 3 micro-batches")
 def all_in_one(ddp, micro_batches, loss_of):
     loss_of(ddp, torch.stack(micro_batches).mean(0)).backward()
+
+
+@wrong("3.5", "all forward passes before the backward pass", "activations of both are in memory")
+def all_forward_first(ddp, micro_batches, loss_of):
+    (sum(loss_of(ddp, micro_batch) for micro_batch in micro_batches) / len(micro_batches)).backward()
