@@ -26,6 +26,19 @@ def first_divergence(attempt: Attempt) -> str:
     return ""
 
 
+def same_messages(attempt: Attempt) -> str:
+    """What is wrong is not what travels: said where all messages have been read, and are those of the reference."""
+    if attempt.exercise.script is None or not attempt.ranks or attempt.case.kind != "digits":
+        return ""
+    if attempt.case.pieces and any(_chunk_sent(attempt, s) is None for record in attempt.ranks for s in record.sends):
+        return ""
+    what = f", and each carries the {attempt.exercise.piece} that it should" if attempt.case.pieces else ""
+    return (
+        f"Your messages go where those of the reference go{what}. Look at what is done with what arrives, "
+        "and at what you end with."
+    )
+
+
 def _difference(attempt: Attempt, rank: int, sent: list, planned: list) -> str | None:
     if not sent and not planned:
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from picolib.course import crosscheck, digits, replay, values
-from picolib.course.divergence import first_divergence
+from picolib.course.divergence import first_divergence, same_messages
 from picolib.course.exercise import COLLECTIVES
 from picolib.course.trial import Attempt
 from picolib.course.words import number_of, ranks_text
@@ -44,7 +44,7 @@ def judge(attempt: Attempt) -> Fault | None:
         return Fault(silent, values.table(attempt))
     text = attempt.exercise.judge(attempt) if attempt.exercise.judge else _values(attempt)
     if text:
-        return Fault(text, values.table(attempt), first_divergence(attempt))
+        return Fault(text, values.table(attempt), first_divergence(attempt) or same_messages(attempt))
     for look in (_disagreement, _traffic, _steps, _bits, _kept, _carried):
         text = look(attempt)
         if text:
@@ -62,6 +62,8 @@ def explained(attempt: Attempt) -> str:
     nowhere = "there is no rank" in text or (f" {ITSELF}" in text and attempt.world_size > 1)
     if nowhere and attempt.exercise.beyond:
         return f"{text}\n\n{attempt.exercise.beyond}"
+    if re.search(r"in _check_not_self_rank|Expected parameter `tensor` of type torch.Tensor", text):
+        return f"{text}\n\nThe tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
     return text
 
 
@@ -78,10 +80,12 @@ def _forbidden(attempt: Attempt) -> str | None:
             if name in attempt.exercise.allows or (not owned and name not in COLLECTIVES):
                 continue
             whose = "picolib's own" if owned else "torch's own"
-            return (
-                f"rank {rank} called {whose} {name}. This exercise is about doing it yourself, "
-                "with messages from one rank to another."
+            instead = (
+                "This exercise is about doing it yourself, with messages from one rank to another."
+                if attempt.exercise.allows
+                else "Nothing needs to be sent here: its number and the world size tell a rank all it needs."
             )
+            return f"rank {rank} called {whose} {name}. {instead}"
     return None
 
 
@@ -151,13 +155,15 @@ def _traffic(attempt: Attempt) -> str | None:
         return None
     for rank, record in enumerate(attempt.ranks):
         allowed = attempt.exercise.traffic(attempt.case, rank)
-        text = _compare(rank, record.sends, allowed, attempt.exercise.formula)
+        given = attempt.inputs()[rank]
+        element = given.element_size() if isinstance(given, torch.Tensor) else 0
+        text = _compare(rank, record.sends, allowed, attempt.exercise.formula, element)
         if text:
             return f"The values are right, but {text}"
     return None
 
 
-def _compare(rank: int, sends: list[list], allowed: Any, formula: str) -> str | None:
+def _compare(rank: int, sends: list[list], allowed: Any, formula: str, element: int) -> str | None:
     nbytes, peers = sum(s[2] for s in sends), {s[1] for s in sends}
     symbols = f" = {formula}" if formula else ""
     if allowed.to is not None and not peers <= allowed.to:
@@ -165,12 +171,21 @@ def _compare(rank: int, sends: list[list], allowed: Any, formula: str) -> str | 
         right = f"only to {ranks_text(allowed.to)}" if allowed.to else "to nobody"
         return f"rank {rank} sent to rank {stranger}; here it sends {right}."
     if allowed.nbytes is not None and nbytes != allowed.nbytes:
+        odd = _other_dtype(sends, element) if element else None
+        if odd and len(sends) == allowed.messages:
+            return f"rank {rank} sent numbers of {odd} bytes each, and those of x have {element}: keep the dtype of x."
         ratio = f": {nbytes / allowed.nbytes:.1f}x the bytes" if allowed.nbytes else ""
         return f"rank {rank} sent {number_of(nbytes, 'byte')}, where {allowed.nbytes:,}{symbols} are right{ratio}."
     if allowed.messages is not None and len(sends) != allowed.messages:
         sent = number_of(len(sends), "message")
         return f"rank {rank} sent {sent}, where {allowed.messages:,} {_are(allowed.messages)} right."
     return None
+
+
+def _other_dtype(sends: list[list], element: int) -> int | None:
+    """Bytes of a number in the first message that holds others than x does; None where that is not known."""
+    sizes = [s[2] // len(s[4]) for s in sends if s[4]]
+    return next((size for size in sizes if size != element), None)
 
 
 def _are(count: int) -> str:
@@ -210,9 +225,8 @@ def _kept(attempt: Attempt) -> str | None:
     inputs = attempt.inputs()
     changed = [r for r, record in enumerate(attempt.ranks) if not _same(record.kept, inputs[r])]
     if changed:
-        return (
-            f"The values are right, but {name} was changed on {ranks_text(changed)}: it must stay as it is. "
-            "Receive and add in a tensor of your own."
+        return f"The values are right, but {name} was changed on {ranks_text(changed)}: it must stay as it is. " + (
+            "Receive and add in a tensor of your own." if attempt.exercise.traffic else "Change a copy of it."
         )
     shared = [r for r, record in enumerate(attempt.ranks) if record.shares]
     if shared:

@@ -9,13 +9,20 @@ import torch
 
 from picolib.course import digits
 from picolib.course.words import number_of, ranks_text
+from picolib.launch.wording import listed
 
 
 def who_is_missing(attempt: Any, wrong: Sequence[int]) -> str | None:
     """Who is missing, who came twice: read from the digits of the first number that is wrong."""
     if attempt.case.kind != "digits":
         return None
+    below = [rank for rank in wrong if (attempt.outputs[rank].detach().double() < 0).any()]
+    if below:
+        return f"numbers on {ranks_text(below)} are negative: something was subtracted that should have been added."
     pairs = list(_read_pairs(attempt, wrong))
+    if largest_kept(attempt, pairs, wrong):
+        last = f"rank {attempt.world_size - 1}'s number"
+        return f"every rank ends with {last} alone, the largest. Was the larger of two kept, instead of both added?"
     for explain in (_someone_elses, _too_often, _alone, _missing):
         for rank, _, got, right in pairs:
             text = explain(got, right)
@@ -42,6 +49,17 @@ def too_few(attempt: Any) -> str:
         if needed is not None and sent < needed:
             text = f" Rank {rank} sent {number_of(sent, 'message')}, and {needed} {_are(needed)} needed"
             return f"{text}: {_short_by(needed - sent)} short." if sent and attempt.exercise.script else f"{text}."
+    return ""
+
+
+def too_few_bytes(attempt: Any) -> str:
+    """What the number of bytes adds to a number that nothing else explains."""
+    if attempt.exercise.traffic is None:
+        return ""
+    for rank, record in enumerate(attempt.ranks):
+        needed, sent = attempt.exercise.traffic(attempt.case, rank).nbytes, sum(s[2] for s in record.sends)
+        if needed is not None and sent < needed:
+            return f" Rank {rank} sent {number_of(sent, 'byte')}, and {needed:,} {_are(needed)} needed."
     return ""
 
 
@@ -80,11 +98,25 @@ def _someone_elses(got: digits.Number, right: digits.Number) -> str | None:
 
 
 def _too_often(got: digits.Number, right: digits.Number) -> str | None:
-    twice = [r for r, (g, e) in enumerate(zip(got.counts, right.counts, strict=True)) if g > e and g > 1]
-    if not twice:
+    more = [r for r, (g, e) in enumerate(zip(got.counts, right.counts, strict=True)) if g > e]
+    if not more or (sum(got.counts) == 1 and not sum(right.counts)):
         return None
-    counted = ", ".join(f"rank {r}'s number {number_of(got.counts[r], 'time')}" for r in twice)
-    return f"it holds {counted}. Something was added that should have been copied, or added once too often."
+    counted = listed([f"rank {r}'s number {number_of(got.counts[r], 'time')}" for r in more])
+    never = [r for r in more if not right.counts[r]]
+    also = f", and {_numbers(never)} does not belong there" if never else ""
+    return f"it holds {counted}{also}. Something was added that should have been copied, or added once too often."
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return " or ".join(f"rank {r}'s" for r in ranks)
+
+
+def largest_kept(attempt: Any, pairs: Sequence[Any], wrong: Sequence[int]) -> bool:
+    """Whether all that is wrong is the last rank's number, where sums of all belong: the work of max()."""
+    n = attempt.world_size
+    alone = (0,) * (n - 1) + (1,)
+    full = [right for *_, got, right in pairs if got.counts == alone and sum(right.counts) == n]
+    return n > 2 and len(wrong) == n and 0 < len(full) == len(pairs)
 
 
 def _alone(got: digits.Number, right: digits.Number) -> str | None:
@@ -98,6 +130,8 @@ def _missing(got: digits.Number, right: digits.Number) -> str | None:
     missing = [r for r, (g, e) in enumerate(zip(got.counts, right.counts, strict=True)) if g < e]
     if not missing:
         return None
+    if not sum(got.counts):
+        return "nothing is there. Was it zeroed, or never written?"
     return f"{ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing."
 
 

@@ -154,6 +154,8 @@ def _own_input(attempt: Any, wrong: Sequence[int]) -> str | None:
     same = [r for r in wrong if inputs and _equal(attempt.outputs[r], inputs[r])]
     if len(same) != len(wrong):
         return None
+    if attempt.exercise.output == "returned" and all(attempt.ranks[r].shares for r in same):
+        return f"on {ranks_text(same)} you return {attempt.exercise.keeps} itself, as it was: return what has arrived."
     return f"{ranks_text(same)} still {_has(same)} the input as it was: nothing that arrived has been put there."
 
 
@@ -175,7 +177,8 @@ def _first_number(attempt: Any, wrong: Sequence[int]) -> str:
     values = float(got.flatten()[index]), float(expected.flatten()[index])
     kind = f" ({_dtype(expected)})" if attempt.case.kind != "digits" else ""
     texts = apart(*values)
-    return f"rank {rank}, element {index}{kind}: {texts[0]}, where {texts[1]} is right."
+    lacking = sums.too_few_bytes(attempt)
+    return f"rank {rank}, element {index}{kind}: {texts[0]}, where {texts[1]} is right.{lacking}"
 
 
 def table(attempt: Any) -> str:
@@ -197,6 +200,10 @@ def _mine(attempt: Any, got: Any, expected: torch.Tensor) -> str:
     if not isinstance(got, torch.Tensor):
         return "nothing" if got is None else _described(got)
     text = digits.written(got, attempt.world_size)
+    if got.shape != expected.shape:
+        return f"{text} (shape {list(got.shape)})"
+    if got.dtype != expected.dtype:
+        return f"{text} ({_dtype(got)})"
     if text != digits.written(expected, attempt.world_size) or torch.equal(got, expected):
         return text
     numbers = digits.read_all(got, attempt.world_size)

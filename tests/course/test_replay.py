@@ -3,7 +3,7 @@
 import pytest
 
 from picolib.course import replay
-from picolib.course.exercises.lesson02b import formula_seconds, slow_motion
+from picolib.course.exercises.bills import formula_seconds, slow_motion
 
 
 def test_a_message_takes_alpha_plus_beta_times_bytes():

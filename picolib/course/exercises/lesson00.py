@@ -8,8 +8,10 @@ import torch
 
 from picolib.course import digits, values
 from picolib.course.exercise import COLLECTIVES, Case, Exercise, Traffic
+from picolib.course.exercises import averages
 from picolib.course.exercises.data import generator, nbytes
-from picolib.course.words import apart, number_of, ranks_text
+from picolib.course.words import number_of, ranks_text
+from picolib.launch.wording import spans
 
 LESSON = "00_welcome"
 ITEMS = 10
@@ -47,13 +49,16 @@ def _owners(items: list, shares: list, n: int) -> str | None:
         who = f"{ranks_text(set(owners[twice[0]]))}" + ("" if len(set(owners[twice[0]])) > 1 else " twice")
         return f"item {twice[0]} belongs to {who} (of {n} ranks): each item must have exactly one owner."
     if nobody:
-        which = f"item {nobody[0]} belongs" if len(nobody) == 1 else f"items {', '.join(map(str, nobody))} belong"
-        rest = len(items) % n
-        why = (
-            f": {len(items)} items on {n} ranks leave a remainder of {rest}" if nobody == items[-rest:] and rest else ""
-        )
-        return f"{which} to nobody{why}."
+        which = f"item {nobody[0]} belongs" if len(nobody) == 1 else f"items {spans(nobody)} belong"
+        return f"{which} to nobody{_why_nobody(items, nobody, n)}."
     return f"{values.shown(strange[0])} is none of the items." if strange else None
+
+
+def _why_nobody(items: list, nobody: list, n: int) -> str:
+    rest = len(items) % n
+    if rest and nobody == items[-rest:]:
+        return f": {len(items)} items on {n} ranks leave a remainder of {rest}"
+    return f": the list has {len(items)} items this time, not {ITEMS}" if nobody == items[ITEMS:] else ""
 
 
 def _even(shares: list) -> str | None:
@@ -135,54 +140,25 @@ def backward_with(fn: Any, arguments: tuple) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in model.named_parameters()}
 
 
+_FIRST = "Call loss.backward() first."
+
+
 def judge_gradients(attempt: Any) -> str | None:
     """Equal to the mean over ranks, parameter by parameter, on every rank, with one all-reduce a parameter."""
     faults = []
     for rank, grads in enumerate(attempt.outputs):
         missing = [name for name, grad in grads.items() if grad is None]
         if missing:
-            return f"rank {rank}: `{missing[0]}` has no gradient. Call loss.backward() first."
+            called = any(c[0] == "all_reduce" for c in attempt.ranks[rank].collectives)
+            why = "It had one that was all-reduced: was zero_grad() called at the end?" if called else _FIRST
+            return f"rank {rank}: `{missing[0]}` has no gradient. {why}"
         for name, right in attempt.case.expected[rank].items():
             if not torch.allclose(grads[name], right, rtol=1e-10, atol=1e-12):
                 faults.append((rank, name))
     reduced = [[c[1] for c in record.collectives if c[0] == "all_reduce"] for record in attempt.ranks]
     if faults:
-        return _gradient_fault(attempt, faults, reduced[0])
+        return averages.fault(attempt, faults, reduced[0])
     return _one_each(attempt, reduced) or _nothing_else(attempt)
-
-
-def _gradient_fault(attempt: Any, faults: list, reduced: list[int]) -> str:
-    names = list(dict.fromkeys(name for _, name in faults))
-    n, rank = attempt.world_size, faults[0][0]
-    grads, right = attempt.outputs[rank], attempt.case.expected[rank]
-    everything = len(names) == len(right)
-    sent = [count for count in reduced if count > 1]
-    if everything and not sent and not any(record.sends for record in attempt.ranks):
-        return f"0 gradients were sent: every rank still has its own. {_what_was_sent(reduced)}"
-    for factor, word in ((n, "big"), (1 / n, "small")):
-        if everything and all(torch.allclose(grads[k], right[k] * factor) for k in names):
-            question = "Was it summed where it should be averaged?" if factor > 1 else "Was it divided twice?"
-            return f"rank {rank}: every gradient is exactly {n}x too {word}. {question}"
-    some = names[0] if len(names) < 3 else f"{names[0]}` and {len(names) - 1} more: `{names[1]}"
-    got, exact = apart(*_most_different(grads[names[0]], right[names[0]]))
-    return (
-        f"rank {rank}: `{some}` differs from the mean over the ranks; the other gradients are right. "
-        if not everything
-        else f"rank {rank}: all gradients differ from the mean over the ranks. "
-    ) + f"`{names[0]}` has {got} where {exact} is right."
-
-
-def _most_different(got: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
-    index = int((got - right).abs().nan_to_num(nan=float("inf")).argmax())
-    return float(got.flatten()[index]), float(right.flatten()[index])
-
-
-def _what_was_sent(reduced: list[int]) -> str:
-    return (
-        "Averaging the loss changes a number on the screen, not the gradients."
-        if reduced
-        else "Nothing was all-reduced."
-    )
 
 
 def _one_each(attempt: Any, reduced: list[list[int]]) -> str | None:
@@ -228,6 +204,7 @@ EXERCISES = (
         task="Return this rank's share of a list: every item on exactly one rank, even shares, nothing sent.",
         cases=share_cases,
         judge=judge_shares,
+        keeps="items",
         sizes=(4, 3, 1, 2, 5, 8),
         allows=frozenset(),
         verified="every item has exactly one owner; {messages} messages sent",

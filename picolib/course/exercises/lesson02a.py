@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -78,13 +79,13 @@ def name_cases(world_size: int, seed: int) -> list[Case]:
 def judge_names(attempt: Any) -> str | None:
     """Each picture has its collective's name; a wrong one is told what it would leave instead."""
     named = attempt.outputs[0]
-    if not isinstance(named, dict):
+    if not isinstance(named, dict) or not set(PICTURES) & set(named):
         return 'return a dictionary with a name for each picture, such as {"A": "broadcast", ...}.'
     for letter, picture in PICTURES.items():
         said = named.get(letter)
         if said is None or said == "" or values.shown(said) == "an ellipsis":
             return f"picture {letter} has no name yet."
-        plain = str(said).replace("-", "_").replace(" ", "_").lower()
+        plain = re.sub("_(into_tensor|tensor|single)$", "", str(said).replace("-", "_").replace(" ", "_").lower())
         if plain not in LEAVES:
             return f"picture {letter}: {values.shown(said)} is none of {', '.join(LEAVES)}."
         if plain != picture["collective"]:

@@ -6,25 +6,16 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits, replay, values
+from picolib.course import digits, values
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
+from picolib.course.exercises.bills import bill_cases, both_bills, judge_bill, log2, partners
 from picolib.course.exercises.data import all_reduced, generator, nbytes, vectors
 from picolib.course.words import number_of, ranks_text, times
 
 LESSON = "02B_cost_and_choice"
 
 
-def log2(n: int) -> int:
-    """The exponent of a power of two."""
-    return n.bit_length() - 1
-
-
 # 2.6 ----------------------------------------------------------------------------------------------------------
-
-
-def partners(n: int, rank: int) -> list[int]:
-    """Whom a rank meets in recursive doubling, step by step: its number with one bit flipped."""
-    return [rank ^ (1 << k) for k in range(log2(n))]
 
 
 def doubling_traffic(case: Case, rank: int) -> Traffic:
@@ -57,6 +48,18 @@ def same_partner(attempt: Any) -> str | None:
     return None
 
 
+def one_way(attempt: Any) -> str | None:
+    """Only one of two partners sends."""
+    pairs = {(rank, s[1]) for rank, record in enumerate(attempt.ranks) for s in record.sends}
+    for rank, other in sorted(pairs):
+        if (other, rank) not in pairs:
+            return (
+                f"rank {rank} sends to rank {other}, which never sends to rank {rank}. Partners are mutual: flip one "
+                "bit of the rank, rank ^ 2^k. Both send what they have, and both add."
+            )
+    return None
+
+
 def not_one_bit(attempt: Any) -> str | None:
     """Partners are mutual, but one differs in several bits, or in one that was flipped before: its sum is known."""
     n = attempt.world_size
@@ -78,96 +81,6 @@ def too_many_steps(attempt: Any) -> str | None:
     if n < 4 or taken <= log2(n):
         return None
     return f"on {n} ranks a rank sends {number_of(taken, 'message')}: {taken} steps; {log2(n)} suffice."
-
-
-# 2.7 ----------------------------------------------------------------------------------------------------------
-
-ALGORITHMS = ("ring", "recursive_doubling")
-CASES = (  # ranks, bytes, alpha in seconds, beta in seconds per byte
-    (4, 40_000, 0.01, 1e-8),
-    (8, 80_000_000, 20e-6, 1e-9),
-    (8, 1_000, 20e-6, 1e-9),
-    (16, 1_600_000, 5e-6, 4e-11),
-    (2, 1_000_000, 1e-3, 1e-8),
-)
-
-
-def slow_motion(algorithm: str, n: int, size: int, alpha: float, beta: float) -> float:
-    """Seconds of an all-reduce whose messages take alpha + beta·bytes each, message by message."""
-    ranks: list[list[list]] = [[] for _ in range(n)]
-    for rank, entries in enumerate(ranks):
-        if algorithm == "ring":
-            rounds = [((rank + 1) % n, (rank - 1) % n, size // n)] * (2 * (n - 1))
-        else:
-            rounds = [(other, other, size) for other in partners(n, rank)]
-        for number, (to, source, count) in enumerate(rounds):
-            first, second = 2 * number, 2 * number + 1
-            entries += [["send", to, count, first], ["recv", source, count, second], ["wait", second], ["wait", first]]
-    return replay.makespan(ranks, lambda count: alpha + beta * count)
-
-
-def formula_seconds(algorithm: str, n: int, size: int, alpha: float, beta: float) -> float:
-    """The same from the formula: 2(N-1)·(alpha + beta·S/N), or log2 N·(alpha + beta·S)."""
-    if algorithm == "ring":
-        return 2 * (n - 1) * (alpha + beta * size / n)
-    return log2(n) * (alpha + beta * size)
-
-
-def bill_cases(world_size: int, seed: int) -> list[Case]:
-    """Both sides of the crossover."""
-    return [Case("bill", (arguments,), None) for arguments in CASES]
-
-
-def both_bills(fn: Any, arguments: tuple) -> list:
-    """In a rank: the learner's bills for the two algorithms."""
-    return [fn(algorithm, *arguments) for algorithm in ALGORITHMS]
-
-
-def judge_bill(attempt: Any) -> str | None:
-    """Within 15% of slow motion, and the right winner."""
-    n, size, alpha, beta = attempt.case.inputs[0]
-    right = [slow_motion(a, n, size, alpha, beta) for a in ALGORITHMS]
-    for algorithm, said, measured in zip(ALGORITHMS, attempt.outputs[0], right, strict=True):
-        if not isinstance(said, (int, float)) or isinstance(said, bool):
-            return f"{algorithm}: the bill must be a number of seconds, not {values.shown(said)}."
-        if abs(said - measured) > 0.15 * measured:
-            what = f"{algorithm} on {n} ranks, {size:,} bytes, alpha = {alpha:g} s, beta = {beta:g} s/byte"
-            why = _why(algorithm, said, measured, attempt.case.inputs[0])
-            return f"{what}: you say {said:.3g} s, slow motion takes {measured:.3g} s. {why}"
-    said = attempt.outputs[0]
-    if (said[0] < said[1]) != (right[0] < right[1]):
-        return f"on {n} ranks and {size:,} bytes you let the wrong algorithm win."
-    return None
-
-
-def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
-    n, size, alpha, beta = arguments
-    steps = 2 * (n - 1) if algorithm == "ring" else log2(n)
-    each = size / n if algorithm == "ring" else size
-    guesses = (
-        (alpha + steps * beta * each, f"You charge one alpha: each of the {steps} steps pays it."),
-        (
-            steps * (alpha + beta * size),
-            "Every step moves N·S/N: a message of the ring is one chunk, S/N bytes, not S.",
-        ),
-        (steps * (alpha + beta * size * n), "You charge N·S bytes a step: too many."),
-        (alpha + beta * each, f"That is one message; there are {steps} steps, one after the other."),
-        (alpha + beta * size, f"That is one message of S bytes; there are {steps} steps."),
-        (steps * alpha, "The bytes are missing: add beta times the bytes of each message."),
-        (steps / 2 * (alpha + beta * each), "That is one half: an all-reduce is a reduce-scatter and an all-gather."),
-        (steps * beta * each, "alpha is missing: each message pays it."),
-        (steps * (alpha + each / beta), "Units: beta is seconds per byte, so multiply by it."),
-        (steps * (alpha + 8 * beta * each), "Units: beta is per byte, not per bit."),
-    )
-    close = next((text for value, text in guesses if value and abs(said - value) < 1e-3 * value), None)
-    if close:
-        return close
-    factor = said / measured if measured else 0.0
-    for unit in (1e3, 1e6, 1e9, 8.0):
-        if factor > 0 and (abs(factor / unit - 1) < 0.02 or abs(factor * unit - 1) < 0.02):
-            much = "much" if factor > 1 else "little"
-            return f"Units: it is {times(unit)} too {much}. alpha is in seconds, beta in seconds per byte."
-    return f"The steps are {steps}, one after the other, and a message of {each:,.0f} bytes takes alpha + beta·bytes."
 
 
 # 2.8 ----------------------------------------------------------------------------------------------------------
@@ -220,14 +133,25 @@ def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
     if value == own:
         return f"`{name}` on rank {rank} is still its own: it was never reduced."
     number = digits.read(value, n) if attempt.case.kind == "digits" else None
+    if number and set(number.counts) == {1} and number.place is not None:  # all from one metric
+        return f"`{name}` on rank {rank} is the sum of `{METRICS[number.place]}`: look at which sum gets which name."
     if attempt.case.kind != "digits" or (number and set(number.counts) == {1}):
         odd = ranks_text(r for r in range(n) if r % 2)
         return (
             f"`{name}` on rank {rank} is mixed with the other metric: in the same call {odd} reduced something else. "
             "Nothing hangs, as the shapes agree. All ranks must go through the names in one order."
         )
-    shown = number.text if number else f"{value:.6g}"
-    return f"`{name}` on rank {rank} is `{shown}`, where `{'1' * n}` is right: every rank's number once."
+    right = float(attempt.case.expected[rank][name])
+    for factor, why in ((1 / n, "divided, where a sum is asked for"), (float(n), "summed twice")):
+        if abs(value - right * factor) < 1e-9 * abs(right):
+            return f"`{name}` on rank {rank} is exactly {times(max(factor, 1 / factor))} too " + (
+                f"{'big' if factor > 1 else 'small'}: it was {why}."
+            )
+    shown, every = number.text if number else f"{value:.6g}", f"`{'1' * n}` is right: every rank's number once"
+    lacking = [r for r, count in enumerate(number.counts) if not count] if number else []
+    verb = "is" if len(lacking) == 1 else "are"
+    who = f": {ranks_text(lacking)} {verb} missing. Is the operation a sum?" if lacking else "."
+    return f"`{name}` on rank {rank} is `{shown}`, where {every}{who}"
 
 
 EXERCISES = (
@@ -246,7 +170,7 @@ EXERCISES = (
         traffic=doubling_traffic,
         formula="log2(N)·S",
         script=lambda n, rank: [Sent(other) for other in partners(n, rank)],
-        rules=(same_partner, not_mutual, not_one_bit, too_many_steps),
+        rules=(same_partner, not_mutual, too_many_steps, one_way, not_one_bit),
         same_bits=True,
         blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. And in each step both send and receive: "
         "start the send with isend, then receive, then wait.",

@@ -12,7 +12,7 @@ from picolib.course.exercises.data import all_reduced, case, nbytes, vectors
 from picolib.course.exercises.lesson02a import LESSON as LESSON_A
 from picolib.course.exercises.lesson02b import LESSON as LESSON_B
 from picolib.course.exercises.lesson02b import log2, partners
-from picolib.course.words import number_of
+from picolib.course.words import apart, number_of
 
 # 2.9, 2.10 ----------------------------------------------------------------------------------------------------
 
@@ -41,14 +41,16 @@ def rounds_missed(attempt: Any) -> str | None:
         if len(record.sends) not in (0, rounds):
             sent = number_of(len(record.sends), "message")
             return f"rank {rank} sent {sent} in {number_of(rounds, 'round')}: it is one a round."
-    got, right = attempt.outputs[0], attempt.case.expected[0]
-    if not isinstance(got, torch.Tensor) or got.shape != right.shape or torch.equal(got, right):
-        return None
     start = attempt.inputs()[0]
-    return (
-        f"after {number_of(rounds, 'round')} rank 0's tensor has grown by {float((got - start)[0]):g}, "
-        f"where {2 * rounds} is right: both ranks add 1 to what they receive."
-    )
+    for rank, (got, right) in enumerate(zip(attempt.outputs, attempt.case.expected, strict=True)):
+        if not isinstance(got, torch.Tensor) or got.shape != right.shape or torch.equal(got, right):
+            continue
+        grown = apart(*(float((tensor - start)[int((got != right).nonzero()[0])]) for tensor in (got, right)))
+        return (
+            f"after {number_of(rounds, 'round')} rank {rank}'s tensor has grown by {grown[0]}, "
+            f"where {grown[1]} is right: both ranks add 1 to what they receive, before they send it on."
+        )
+    return None
 
 
 PARTS = 8
@@ -195,6 +197,7 @@ EXERCISES = (
         cases=vectors(gathered, 0, pieces=False, exact=True),
         keeps="x",
         traffic=bruck_traffic,
+        beyond="For any N the number wraps around, (rank + 2^k) % N; rank ^ 2^k is for powers of two.",
         formula="(N-1)·S",
         verified="{messages} messages per rank = ceil(log2 N); {bytes} bytes per rank = (N-1)·S",
         hints=(

@@ -291,7 +291,7 @@ def waited_after_the_sum(x):
     return chunks[rank]
 
 
-@wrong("2.3", "only the last handle waited for", "an isend to rank 1", "never waited for")
+@wrong("2.3", "only the last handle waited for", "isend to rank 1", "never waited for")
 def last_handle_only(x):
     rank, n, sending = dist.get_rank(), dist.get_world_size(), None
     chunks = x.clone().chunk(n)
