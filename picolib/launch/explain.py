@@ -122,6 +122,9 @@ class _Story:
 
     def reasons(self) -> list[str]:
         """For each rank that is waited for: why it does not come."""
+        astray = self.astray()
+        if self.all_alike(RECV) and astray:
+            return [f"  {line}." for line in astray[:_SHOWN]]
         if self.all_alike(RECV):
             return ["  each of them receives first; the sends that would answer come later, and are never reached."]
         if self.all_alike(SEND):
@@ -136,6 +139,16 @@ class _Story:
                     found[self.reason(b, rank)] = None
         more = len(found) - _SHOWN
         return list(found)[:_SHOWN] + ([f"  ... and {more} more reasons like these"] if more > 0 else [])
+
+    def astray(self) -> list[str]:
+        """Messages on their way to a stuck rank that waits for one from somebody else."""
+        lines = []
+        for b in (b for b in self.blocked if b.wait.kind == RECV and not b.any_of):
+            for rank in set(self.stuck) - {b.rank, b.missing[0]}:
+                for channel in self.readers[rank].all_channels():
+                    if channel.kind == SEND and channel.peer == b.rank and self.unmatched(channel, rank, b.rank):
+                        lines.append(f"rank {rank} has sent to rank {b.rank}, which waits for rank {b.missing[0]}")
+        return lines
 
     def all_alike(self, kind: int) -> bool:
         """Whether all wait in the same kind of message for one of themselves, and nothing else explains it."""
@@ -191,7 +204,7 @@ class _Story:
             return ""
         kind = RECV if b.wait.kind == SEND else SEND
         for channel in self.readers[rank].all_channels():
-            if channel.kind != kind or channel.peer != b.rank or not self.unmatched(channel, b, rank):
+            if channel.kind != kind or channel.peer != b.rank or not self.unmatched(channel, rank, b.rank):
                 continue
             verb = "sent one" if kind == SEND else "waits for one"
             if channel.group != b.channel.group:
@@ -200,9 +213,10 @@ class _Story:
                 return f" It {verb} under tag {channel.tag}, but rank {b.rank} uses tag {b.channel.tag}."
         return ""
 
-    def unmatched(self, channel: Channel, b: Any, rank: int) -> bool:
-        mine = self.readers[b.rank].find(b.wait.kind, channel.group, rank, channel.tag)
-        return self.readers[rank].count(channel) > self.readers[b.rank].count(mine)
+    def unmatched(self, channel: Channel, rank: int, other: int) -> bool:
+        """Whether a channel of `rank` to or from `other` holds more than `other` has for it."""
+        theirs = self.readers[other].find(RECV if channel.kind == SEND else SEND, channel.group, rank, channel.tag)
+        return self.readers[rank].count(channel) > self.readers[other].count(theirs)
 
     def advice(self) -> str:
         """What usually helps in a picture like this."""
@@ -214,6 +228,9 @@ class _Story:
             return "call new_group on every rank, for every group and in the same order, not inside a branch."
         if kinds & {COLLECTIVE, CALL_SEND, CALL_RECV, OPAQUE}:
             return self.collective_advice()
+        if kinds == {RECV} and self.astray():
+            return ("receive from the rank that sends to you: in a ring, whoever sends to the right "
+                    "receives from the left.")  # fmt: skip
         if kinds == {RECV} and len(self.stuck) > 1:
             return ("let some ranks send before they receive (for example every even rank), "
                     "or start the sends with isend, then recv, then wait() for them.")  # fmt: skip

@@ -45,7 +45,8 @@ class Place(NamedTuple):
 def kind_of(filename: str) -> int:
     """Whose code a file is: the learner's, a library's, or torch.distributed's front door."""
     if filename.startswith(_TORCH):
-        front = filename.endswith(("distributed_c10d.py", "c10d_logger.py"))
+        # Under a mode such as `with torch.device(...)` the last two hand a call on: the learner made it all the same.
+        front = filename.endswith(("distributed_c10d.py", "c10d_logger.py", "overrides.py", "utils/_device.py"))
         return DISTRIBUTED if front else LIBRARY
     if filename.startswith(_PICOLIB) or filename.startswith("<frozen") or filename == "<string>":
         return LIBRARY

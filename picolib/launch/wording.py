@@ -20,6 +20,12 @@ def ranks(numbers: Iterable[int]) -> str:
 
     The one way in which every text of picolib lists ranks.
     """
+    found = set(numbers)
+    return ("rank " if len(found) == 1 else "ranks ") + spans(found)
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """ "2", "0 and 2", "0-5 and 8"."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -27,7 +33,7 @@ def ranks(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     words = [word for run in runs for word in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run))]
-    return ("rank " if sum(map(len, runs)) == 1 else "ranks ") + listed(words)
+    return listed(words)
 
 
 def listed(items: Sequence[str], last: str = "and") -> str:

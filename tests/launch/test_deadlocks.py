@@ -58,6 +58,20 @@ def line_of(fn, text):
     return f"test_deadlocks.py, line {number}"
 
 
+def receive_from_the_receiver(api):
+    d, rank, size = calls(api), dist.get_rank(), dist.get_world_size()
+    request = d.isend(torch.ones(4), (rank + 1) % size)
+    d.recv(torch.empty(4), (rank + 1) % size)
+    request.wait()
+
+
+@pytest.mark.parametrize("api", BOTH)
+def test_all_receive_from_whom_they_send_to(explained, api):
+    text = explained(receive_from_the_receiver, 3, api)
+    assert "rank 0 has sent to rank 1, which waits for rank 2." in text and "receives first" not in text
+    assert "whoever sends to the right receives from the left" in text
+
+
 def receive_first(api):
     d, rank, size = calls(api), dist.get_rank(), dist.get_world_size()
     buffer = torch.empty(4)

@@ -151,6 +151,15 @@ def test_an_isend_that_is_not_waited_for(api):
     assert "rank 0: the handle of isend was never waited for" in text and line_of(forgotten_wait, ".isend(") in text
 
 
+def forgotten_under_a_mode():
+    with torch.device("cpu"):  # torch's functions are then called through torch/overrides.py
+        forgotten_wait("torch")
+
+
+def test_an_isend_that_is_not_waited_for_under_a_torch_function_mode():
+    assert "the handle of isend was never waited for" in flagged(forgotten_under_a_mode, 2)
+
+
 def early_change(api, how):
     peer, x = 1 - dist.get_rank(), torch.arange(100_000.0)
     handle = calls(api).isend(x, peer)
