@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from typing import Any
 
@@ -12,7 +13,6 @@ from picolib.launch.board import (
     COLLECTIVE_CHANNELS,
     COMPLAINT_BYTES,
     ENTRY,
-    ENTRY_SIZE,
     MESSAGE_CHANNELS,
     RUNNING,
     TALLIED,
@@ -36,7 +36,7 @@ class Writer:
         self.used = {True: 0, False: 0}
         self.texts: dict[str, Text] = {}
         self.text_end, self.text_lap = 0, 0
-        self.no_tally = bytes(self.layout.tally)
+        self.tallied_entry = struct.Struct(f"{ENTRY.format}{self.layout.tally}x")  # with nothing tallied yet
         self.set_state(RUNNING)
 
     def set_state(self, state: int) -> None:
@@ -101,13 +101,11 @@ class Writer:
     ) -> None:
         """Write entry `number` of a channel (an `announce.Lane`), then raise its counter."""
         where = lane.ring + number % lane.length * lane.entry_size
-        ENTRY.pack_into(
+        entry = self.tallied_entry if flags & TALLIED else ENTRY
+        entry.pack_into(
             self.memory, where, number + 1, signature.hash, stack, place.hash,
             signature.offset, place.offset, detail.offset, flags, nbytes, detail.hash,
         )  # fmt: skip
-        if flags & TALLIED:
-            start = where + ENTRY_SIZE
-            self.memory[start : start + self.layout.tally] = self.no_tally
         U64.pack_into(self.memory, lane.counter, number + 1)
         self.step()
 
