@@ -21,6 +21,7 @@ from picolib.course.figures import (
     frame,
     layouts,
     loss_curves,
+    memory_bars,
     message_matrix,
     overview,
     scaling,
@@ -28,6 +29,7 @@ from picolib.course.figures import (
     topology,
     wait_graph,
     walk,
+    zero_chart,
 )
 from picolib.course.figures.bars import cost_bars
 from picolib.course.figures.canvas import Figure
@@ -58,6 +60,11 @@ PICTURES = {
     "costs": lambda: cost_curves(8, 5e-5, 1 / 2e9, points={"ring": [(1e6, 1e-3)]}),
     "bars": lambda: cost_bars(8, 2**20, 5e-5, 1 / 2e9),
     "loss": lambda: loss_curves({"one process": [3.0, 2.0], "4 ranks": [3.0, 2.0]}),
+    "memory": lambda: memory_bars(
+        {"DDP": {"parameters": 2e9, "optimizer": 90e9}, "ZeRO-3": {"parameters": 1e9}}, "Two"
+    ),
+    "zero": lambda: zero_chart(8_030_261_248, 8),
+    "riddle": lambda: zero_chart(8_030_261_248, 8, order=(2, 0, 3, 1), riddle=True),
     "buckets": lambda: bucket_plan([0.5, 4, 64]),
     "scaling": lambda: scaling({"strong": {1: 1.0, 4: 2.5}}, cores=2),
     "layouts": layouts,

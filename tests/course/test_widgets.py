@@ -6,7 +6,14 @@ import pytest
 
 from picolib.course.figures import schedules
 from picolib.course.figures.waits import around_a_ring, cycle, wait_graph
-from picolib.course.widgets import bucket_explorer, cost_explorer, deadlock_explorer, stepper, token_explorer
+from picolib.course.widgets import (
+    bucket_explorer,
+    cost_explorer,
+    deadlock_explorer,
+    memory_explorer,
+    stepper,
+    token_explorer,
+)
 from picolib.course.widgets.cost import LINKS, OWN
 
 EXPLORERS = {
@@ -14,6 +21,7 @@ EXPLORERS = {
     "cost": cost_explorer,
     "deadlock": deadlock_explorer,
     "buckets": bucket_explorer,
+    "memory": memory_explorer,
     "tokens": token_explorer,
 }
 

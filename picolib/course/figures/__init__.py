@@ -11,6 +11,7 @@ from picolib.course.figures.display import display_figure
 from picolib.course.figures.formula import bytes_vs_formula
 from picolib.course.figures.layouts import layouts
 from picolib.course.figures.matrix import message_matrix
+from picolib.course.figures.memory import memory_bars
 from picolib.course.figures.scaling import scaling
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
 from picolib.course.figures.timeline import timeline
@@ -18,6 +19,7 @@ from picolib.course.figures.tokens import token_weights
 from picolib.course.figures.topology import topology
 from picolib.course.figures.training_step import exposed_seconds, training_step
 from picolib.course.figures.waits import wait_graph
+from picolib.course.figures.zero_chart import zero_chart
 
 __all__ = [
     "Figure",
@@ -30,6 +32,7 @@ __all__ = [
     "frame",
     "layouts",
     "loss_curves",
+    "memory_bars",
     "message_matrix",
     "overview",
     "scaling",
@@ -40,4 +43,5 @@ __all__ = [
     "wait_graph",
     "walk",
     "walk_trace",
+    "zero_chart",
 ]

@@ -1,0 +1,109 @@
+"""What fills a device: named parts as stacked bars, against the memory that there is.
+
+Parts are bytes by name, as `picolib.memory` gives them; the same part has the same colour in every picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from picolib.course.figures.axes import Scale
+from picolib.course.figures.canvas import Figure, text_width
+from picolib.course.style import (
+    ACCENT,
+    EMPTY,
+    GOOD,
+    INK,
+    LARGE,
+    MUTED,
+    PAPER,
+    SERIES_COLORS,
+    SMALL,
+    WIDTH,
+    ink_on,
+    series_color,
+)
+
+PARTS = {
+    "parameters": SERIES_COLORS[0],
+    "weights": SERIES_COLORS[0],
+    "gradients": SERIES_COLORS[1],
+    "optimizer": SERIES_COLORS[2],
+    "activations": SERIES_COLORS[3],
+    "kv cache": SERIES_COLORS[3],
+    "logits": SERIES_COLORS[4],
+    "gathered layer": SERIES_COLORS[6],
+}
+LEFT, RIGHT, BAR, STEP = 132, 118, 26, 40
+CARD = 80e9  # bytes of an A100 or H100 as sold: GB of 10^9, as everywhere where memory is meant
+
+Bars = Mapping[str, Mapping[str, float]]
+
+
+def gigabytes_text(count: float) -> str:
+    """Bytes in units of 1000, as on data sheets, three digits: "128 GB", "1,120 GB", "8.05 MB".
+
+    >>> gigabytes_text(17.5e9)
+    '17.5 GB'
+    """
+    unit, size = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if count >= s), ("B", 1))
+    value = count / size
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def memory_bars(bars: Bars, title: str, line: float | None = CARD, line_name: str = "") -> Figure:
+    """One stacked bar for each name in `bars`, a dashed line at `line` bytes (None: no line), the parts named.
+
+    line_name: what has that much ("one GPU"); without it only the bytes are written.
+    """
+    totals = {name: sum(parts.values()) for name, parts in bars.items()}
+    told = "; ".join(f"{name} {gigabytes_text(totals[name])} ({_told(parts)})" for name, parts in bars.items())
+    limit = f" The line: {gigabytes_text(line)}." if line else ""
+    figure = Figure(106 + STEP * len(bars), f"{title}. {told}.{limit}")
+    figure.text(20, 28, title, size=LARGE, bold=True)
+    _legend(figure, list(dict.fromkeys(part for parts in bars.values() for part in parts)))
+    most = max([*totals.values(), 1.08 * (line or 0)]) or 1
+    scale = Scale(0, most, LEFT, WIDTH - RIGHT)
+    for row, (name, parts) in enumerate(bars.items()):
+        top = 88 + STEP * row
+        figure.text(LEFT - 10, top + BAR / 2, name, size=SMALL, bold=True, anchor="end")
+        figure.box(LEFT, top, scale.end - LEFT, BAR, fill=EMPTY)
+        _stack(figure, scale, parts, top)
+        color = INK if line is None else ACCENT if totals[name] > line else GOOD
+        figure.text(scale.end + 8, top + BAR / 2, gigabytes_text(totals[name]), size=SMALL, bold=True, color=color)
+    if line:
+        x = scale(line)
+        figure.line([(x, 78), (x, 88 + STEP * len(bars) - 8)], ACCENT, 2, dash=True)
+        words = f"{gigabytes_text(line)}{f': {line_name}' if line_name else ''}"
+        x = min(max(x, LEFT), WIDTH - 20 - text_width(words, SMALL) / 2)
+        figure.text(x, 88 + STEP * len(bars) + 2, words, size=SMALL, bold=True, color=ACCENT, anchor="middle")
+    return figure
+
+
+def _stack(figure: Figure, scale: Scale, parts: Mapping[str, float], top: float) -> None:
+    start = 0.0
+    for name, size in parts.items():
+        x0, x1 = scale(start), scale(start + size)
+        color = part_color(name)
+        figure.box(x0, top, x1 - x0, BAR, fill=color, stroke=PAPER if x1 - x0 > 2 else "none")
+        label = gigabytes_text(size)
+        if text_width(label, SMALL) + 6 < x1 - x0:
+            figure.text((x0 + x1) / 2, top + BAR / 2, label, size=SMALL, color=ink_on(color), anchor="middle")
+        start += size
+
+
+def part_color(name: str) -> str:
+    """The colour of a part; of one that has no name of its own here, that of "other" parts."""
+    return PARTS.get(name, series_color(7))
+
+
+def _legend(figure: Figure, names: Sequence[str]) -> None:
+    x = 20.0
+    for name in names:
+        figure.box(x, 52, 14, 12, fill=part_color(name))
+        figure.text(x + 20, 58, name, size=SMALL, color=MUTED)
+        x += 40 + text_width(name, SMALL)
+
+
+def _told(parts: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {gigabytes_text(size)}" for name, size in parts.items() if size)
