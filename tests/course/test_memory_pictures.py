@@ -5,9 +5,10 @@ import doctest
 import pytest
 
 from picolib.course.figures import memory_bars, zero_chart
+from picolib.course.figures.canvas import text_width
 from picolib.course.style import ACCENT
 from picolib.course.widgets import memory_explorer
-from picolib.course.widgets.memory import OPTIMIZERS, PRECISIONS, STAGES, both
+from picolib.course.widgets.memory import OPTIMIZERS, PRECISIONS, STAGES, both, budget
 from picolib.plan import memory
 
 from .test_widgets import controls, shown
@@ -58,6 +59,13 @@ def test_the_calculator_adds_up_precision_and_optimizer():
             training = both("Llama 3 8B", ranks=1, stage="DDP", sequence=512, batch=1, **chosen)["training"]
             state = sum(training[part] for part in ("parameters", "gradients", "optimizer"))
             assert state == psi * (sum(PRECISIONS[precision]) + OPTIMIZERS[optimizer])
+
+
+def test_the_legend_of_all_parts_lies_on_the_card():
+    figure = budget("Llama 3 8B", 8, "ZeRO-3", 4096, 1, **COMMON)
+    names = {"kv cache", "gathered layer", "parameters", "optimizer"}
+    ends = {s.text: s.x + text_width(s.text, s.size) for s in figure.shapes if getattr(s, "text", "") in names}
+    assert set(ends) == names and max(ends.values()) < figure.width
 
 
 def test_the_calculator_answers_its_question():

@@ -30,7 +30,7 @@ PARTS = {
     "gradients": SERIES_COLORS[1],
     "optimizer": SERIES_COLORS[2],
     "activations": SERIES_COLORS[3],
-    "kv cache": SERIES_COLORS[3],
+    "kv cache": SERIES_COLORS[5],
     "logits": SERIES_COLORS[4],
     "gathered layer": SERIES_COLORS[6],
 }

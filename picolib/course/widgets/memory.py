@@ -33,10 +33,8 @@ def both(
     training = memory.training_bytes(
         config, batch, sequence, ranks=ranks, stage=STAGES[stage], each=each, recompute=recompute
     )
-    return {
-        "training": training,
-        "inference": memory.inference_bytes(config, batch, sequence, bytes_per_number=parameter),
-    }
+    inference = memory.inference_bytes(config, batch, sequence, bytes_per_number=parameter)
+    return {"training": training, "inference": {"parameters": inference.pop("weights"), **inference}}
 
 
 def budget(model: str, ranks: int, stage: str, sequence: int, batch: int, **others: str) -> Figure:
