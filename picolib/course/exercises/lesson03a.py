@@ -62,6 +62,7 @@ EXERCISES = (
         sizes=(2, 4, 3, 1),
         allows=COLLECTIVES | {"barrier"},
         rules=(only("all_reduce"),),
+        blocked="A rank without tokens has a count to give as well: 0.",
         tags=("gradients",),
         verified="averaged gradients equal those of the mean over all tokens, on an empty rank too; one number sent",
         hints=(

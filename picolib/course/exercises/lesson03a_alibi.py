@@ -118,7 +118,7 @@ def _meet() -> None:
 def judge_alibi(attempt: Any) -> str | None:
     """Right implementations are accepted on every rank, each mutant is rejected on one at least."""
     if not any(one["calls"] for output in attempt.outputs for one in output.values()):
-        return "your test never called average(model, loss): it cannot know what it does."
+        return "Your test never called average(model, loss): it cannot know what it does."
     return _rejected(attempt) or _let_through(attempt)
 
 
@@ -128,7 +128,7 @@ def _rejected(attempt: Any) -> str | None:
         if ranks:
             said = attempt.outputs[ranks[0]][name]["said"]
             return (
-                f"your test rejects a right version on {ranks_text(ranks)}: one that {name}."
+                f"Your test rejects a right version on {ranks_text(ranks)}: one that {name}."
                 + (f' It says: "{said}".' if said else "")
                 + " Is the expected mean right for every number of ranks? Do you allow for rounding?"
             )
@@ -141,9 +141,9 @@ def _let_through(attempt: Any) -> str | None:
         return None
     returned = attempt.outputs[0][through[0]]["returned"]
     if returned != "None":
-        return f"your test returned {returned} for a version that {through[0]}. Raise AssertionError, with assert."
+        return f"Your test returned {returned} for a version that {through[0]}. Raise AssertionError, with assert."
     more = f" ({len(through)} of the {len(MUTANTS)} wrong versions pass.)" if len(through) > 1 else ""
-    return f"your test lets a wrong version through: one that {through[0]}.{more} {WHY[MUTANTS[through[0]]]}"
+    return f"Your test lets a wrong version through: one that {through[0]}.{more} {WHY[MUTANTS[through[0]]]}"
 
 
 WHY = {

@@ -9,6 +9,7 @@ from torch import nn
 
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson03a_loss import FLOAT32
 from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
 from picolib.course.words import apart, number_of, ranks_text
 
@@ -84,7 +85,7 @@ def judge_epoch(attempt: Any) -> str | None:
 
 def _right(attempt: Any, rank: int, output: dict) -> bool:
     right = attempt.case.expected[rank]
-    return all(torch.allclose(output["parameters"][name], right[name], rtol=1e-9, atol=1e-12) for name in right)
+    return all(torch.allclose(output["parameters"][name], right[name], **FLOAT32) for name in right)
 
 
 def _owned(attempt: Any) -> list[tuple[int, int]]:
@@ -120,12 +121,12 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
     first = attempt.outputs[0]["parameters"]
     others = [
         rank for rank, output in enumerate(attempt.outputs)
-        if any(not torch.allclose(output["parameters"][name], first[name]) for name in first)
+        if any(not torch.allclose(output["parameters"][name], first[name], **FLOAT32) for name in first)
     ]  # fmt: skip
     if others:
         return (
-            f"{ranks_text(others)} and rank 0 end with different parameters: in some step not all of them took the "
-            "same gradient. Every rank takes every step, also one without a batch."
+            f"{ranks_text(others)} {'ends' if len(others) == 1 else 'end'} with other parameters than rank 0: in some "
+            "step not all of them took the same gradient. Every rank takes every step, also one without a batch."
         )
     name = next(iter(first))
     shown = apart(float(first[name].flatten()[0]), float(attempt.case.expected[0][name].flatten()[0]))

@@ -12,6 +12,7 @@ from picolib.course.exercises.data import generator
 from picolib.course.words import apart, number_of, times
 
 WEIGHTS = 4  # parameters of the little model whose gradients are compared
+FLOAT32 = {"rtol": 1e-5, "atol": 1e-6}  # a count of shape [1] in float32 makes the whole loss float32
 
 
 def loss_cases(world_size: int, seed: int) -> list[Case]:
@@ -81,14 +82,14 @@ def _not_finite(attempt: Any) -> str | None:
 def _gradient(attempt: Any) -> str | None:
     got = torch.stack([output["gradient"] for output in attempt.outputs]).mean(0)
     right = attempt.case.expected[0]["gradient"]
-    if torch.allclose(got, right, rtol=1e-10, atol=1e-12):
+    if torch.allclose(got, right, **FLOAT32):
         return None
     counts = [len(tokens) for tokens in attempt.inputs()]
     for wrong, says in _usual_mistakes(attempt, right, counts):
-        if torch.allclose(got, wrong, rtol=1e-10, atol=1e-12):
-            return f"{says} Tokens: {_listed(counts)}."
+        if torch.allclose(got, wrong, **FLOAT32):
+            return f"Averaged over the ranks, {says} Tokens: {_listed(counts)}."
     shown = apart(float(got[0]), float(right[0]))
-    return f"the averaged gradient is {shown[0]}, where {shown[1]} is right. Tokens: {_listed(counts)}."
+    return f"Averaged over the ranks, the gradient is {shown[0]}, where {shown[1]} is right. Tokens: {_listed(counts)}."
 
 
 def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> list[tuple[torch.Tensor, str]]:
@@ -97,8 +98,8 @@ def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> lis
     return [
         (right / n, f"every gradient is exactly {times(n)} too small. The ranks' gradients are averaged after you: "
                     "they are divided by N once more."),
-        (means, "that is the mean of the ranks' means: a token of a rank with few tokens counts more than one of a "
-                "rank with many. Divide by the number of tokens of all ranks."),
+        (means, "it is the gradient of the mean of the ranks' means: a token of a rank with few tokens counts more "
+                "than one of a rank with many. Divide by the number of tokens of all ranks."),
         (means * n, f"the sum is divided by the local count, so that each rank's mean counts {times(n)}: "
                     "every rank must divide by the same number, the tokens of all ranks."),
         (right * total / n, "the sum is not divided by the number of tokens."),
@@ -116,6 +117,8 @@ def _one_count(attempt: Any) -> str | None:
         reduced = [c[1] for c in record.collectives if c[0] == "all_reduce"]
         if reduced == [1]:
             continue
+        if not reduced:
+            return f"rank {rank} all-reduced nothing: how many tokens the others have, it cannot know."
         what = f"{number_of(len(reduced), 'all-reduce')} of {number_of(sum(reduced), 'number')} in all"
         return (
             f"The gradients are right, but rank {rank} made {what}: one all-reduce of one number, the count, is enough."

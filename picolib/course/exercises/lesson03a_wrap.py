@@ -107,18 +107,25 @@ def _replicas(attempt: Any) -> str | None:
         right = attempt.case.expected[rank]
         wrong = [name for name, value in right["state"].items() if not torch.equal(output["state"][name], value)]
         if wrong:
-            first = right["group"][0]
             got, there = (float(t.flatten()[0]) for t in (output["state"][wrong[0]], right["state"][wrong[0]]))
-            whose = " still has its own" if got == 10**rank else ""
-            return (
-                f"rank {rank}{whose}: `{wrong[0]}` differs from rank {first}'s, the first of its group: "
-                f"{got:g} where {there:g} is right. {_why_it_differs(wrong, right['state'])}"
-            )
+            return _difference(rank, right["group"], wrong[0], got, there) + _why_it_differs(wrong, right, got)
     return None
 
 
-def _why_it_differs(wrong: list[str], state: dict) -> str:
-    if len(wrong) == len(state):
+def _difference(rank: int, group: list[int], name: str, got: float, there: float) -> str:
+    whose = " still has its own" if got == 10**rank else ""
+    first = f"what it was on rank {group[0]}" if rank == group[0] else f"rank {group[0]}'s"
+    return (
+        f"rank {rank}{whose}: `{name}` differs from {first}, the first of its group: {got:g} where {there:g} is right. "
+    )
+
+
+def _why_it_differs(wrong: list[str], right: dict, got: float) -> str:
+    if got == 1 and 0 not in right["group"]:
+        return (
+            f"That is rank 0's number, and rank 0 is not in the group {right['group']}: pass group= to every broadcast."
+        )
+    if len(wrong) == len(right["state"]):
         return "Nothing was broadcast from there: replicas that start apart stay apart."
     if set(wrong) <= {name for name, _ in Nasty().named_buffers()}:
         return "Buffers are part of the replica too: module.buffers()."
@@ -136,8 +143,8 @@ def _gradients_of_passes(attempt: Any) -> str | None:
                 return f"rank {rank}: `{missing[0]}` has no gradient after backward()."
             wrong = [name for name in right if not torch.allclose(got[name], right[name], rtol=1e-10, atol=1e-12)]
             if wrong:
-                again = "" if number == 0 else f" (in the {which} backward pass)"
-                return _gradient_fault(attempt, rank, number, wrong) + again
+                again = "" if number == 0 else f"The first backward pass is right. In the {which} one, "
+                return again + _gradient_fault(attempt, rank, number, wrong)
     return None
 
 

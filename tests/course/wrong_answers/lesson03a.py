@@ -77,7 +77,7 @@ def frozen_hooked(module, group):
         p.register_post_accumulate_grad_hook(lambda p: averages(p, group))
 
 
-@wrong("3.1", "ignores the group", "Right on 2 ranks, wrong on 4", "`embed.weight` differs from rank 1's")
+@wrong("3.1", "ignores the group", "Right on 2 ranks, wrong on 4", "That is rank 0's number", "pass group=")
 def ignores_group(module, group):
     hooked(module, dist.group.WORLD)
 
@@ -137,7 +137,7 @@ def late_binding(module, group):
             p.register_post_accumulate_grad_hook(lambda _: averages(p, group))
 
 
-@wrong("3.1", "averages the first time only", "in the second backward pass", "still its own")
+@wrong("3.1", "averages the first time only", "In the second one, rank 0: every gradient is still its own")
 def first_time_only(module, group):
     copy_all(module, group)
     for p in module.parameters():
@@ -189,15 +189,15 @@ def sum_times_n(token_losses):
     return token_losses.sum() * dist.get_world_size() / count
 
 
-@right("3.2", "a weight for each token, the mean tokens of a rank counted as integers")
-def weighted(token_losses):
-    count = torch.tensor([token_losses.numel()])
+@right("3.2", "the count as a vector of one number in float32")
+def vector_of_one(token_losses):
+    count = torch.tensor([float(token_losses.numel())])
     dist.all_reduce(count)
-    per_rank = count.item() / dist.get_world_size()
-    return (token_losses / per_rank).sum()
+    per_rank = count / dist.get_world_size()
+    return token_losses.sum() / per_rank
 
 
-@wrong("3.2", "mean of means", "mean of the ranks' means", "Tokens: 3 on rank 0, 9 on rank 1")
+@wrong("3.2", "mean of means", "of the mean of the ranks' means", "Tokens: 3 on rank 0, 9 on rank 1")
 def mean_of_means(token_losses):
     return token_losses.mean()
 
@@ -238,7 +238,7 @@ def largest_count(token_losses):
     return token_losses.sum() * dist.get_world_size() / count
 
 
-@wrong("3.2", "the count of the example", "made 0 all-reduces of 0 numbers", "the count, is enough")
+@wrong("3.2", "the count of the example", "rank 0 all-reduced nothing", "it cannot know")
 def constant_count(token_losses):
     return token_losses.sum() * 2 / 12
 
@@ -249,7 +249,7 @@ def no_graph_when_empty(token_losses):
     return loss if len(token_losses) else torch.tensor(0.0)
 
 
-@wrong("3.2", "the empty rank leaves", "Deadlock")
+@wrong("3.2", "the empty rank leaves", "Deadlock", "a count to give as well")
 def empty_leaves(token_losses):
     return sum_times_n(token_losses) if len(token_losses) else token_losses.sum()
 
@@ -466,7 +466,7 @@ def repeats(model, batches, lr):
         take_step(model, model(batches[i % len(batches)]), lr)
 
 
-@wrong("3.7", "the others go on alone", "end with different parameters")
+@wrong("3.7", "the others go on alone", "end with other parameters than rank 0")
 def alone(model, batches, lr):
     together = steps_of_all(batches, dist.ReduceOp.MIN)
     for i, batch in enumerate(batches):
@@ -479,7 +479,7 @@ def alone(model, batches, lr):
                 p.grad = None
 
 
-@wrong("3.7", "the finished rank does not step", "rank 2 and rank 0 end with different parameters")
+@wrong("3.7", "the finished rank does not step", "rank 2 ends with other parameters than rank 0")
 def no_step(model, batches, lr):
     for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
         take_step(model, model(batches[i]) if i < len(batches) else None, lr if i < len(batches) else 0.0)
