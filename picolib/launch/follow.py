@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from picolib.launch import frames, pickling, processes, threads, wire, wording
+from picolib.launch import frames, interrupts, pickling, processes, threads, wire, wording
 from picolib.launch.errors import DeadlockError, MismatchError, RankError, RankTimeout, RunError, RunInterrupted
 from picolib.launch.failures import Failures
 from picolib.launch.output import Output
@@ -43,21 +43,25 @@ class Following:
         try:
             outcome = self._outcome()
         except KeyboardInterrupt:
-            outcome = RunInterrupted(f"Interrupted: {wording.ranks(range(self.world_size))} ended.")
+            outcome = self._interrupted()
         except Exception as error:  # such as a value that cannot be restored here
             outcome = error
+        self._end(kill=not isinstance(outcome, Run))
         try:
-            self._end(kill=not isinstance(outcome, Run))
-        except KeyboardInterrupt:  # pressed twice
-            self._end(kill=True)
-            outcome = RunInterrupted(f"Interrupted: {wording.ranks(range(self.world_size))} ended.")
+            interrupts.check()
+        except KeyboardInterrupt:  # it came while the ranks were seen out
+            outcome = self._interrupted()
         if isinstance(outcome, Run):
             outcome.stdout = self.output.texts()
         return outcome
 
+    def _interrupted(self) -> RunInterrupted:
+        return RunInterrupted(f"Interrupted: {wording.ranks(range(self.world_size))} ended.")
+
     def _outcome(self) -> Run | RunError:
         while len(self.results) < self.world_size:
             self._step(POLL)
+            interrupts.check()
             error = self._trouble()
             if error is not None:
                 return error
@@ -92,7 +96,8 @@ class Following:
 
     def _take(self, rank: int, kind: bytes, body: memoryview) -> None:
         if kind == b"R":
-            self.results[rank] = wire.decode_plain(body) if self.plain else pickling.loads(body)
+            with interrupts.allowed():  # a class of the learner's may have its own way to be restored
+                self.results[rank] = wire.decode_plain(body) if self.plain else pickling.loads(body)
             self.failures.returned(rank)
         elif kind == b"E":
             self.failures.raised(rank, wire.decode_plain(body))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from picolib.launch import environment, wire
+from picolib.launch import environment, interrupts, wire
 
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -64,7 +64,8 @@ class ForkServer:
         while not self._ready:
             if time.monotonic() > end:
                 raise ServerGone("the fork server does not answer")
-            self._ready = any("ready" in message for message in self.messages(1.0))
+            interrupts.check()
+            self._ready = any("ready" in message for message in self.messages(0.1))
 
     def messages(self, seconds: float = 0.0) -> list[dict[str, Any]]:
         """What the server has said, waiting up to `seconds` for the first word."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from picolib.launch import backends, environment, monitor, pickling, starting, threads
+from picolib.launch import backends, environment, interrupts, monitor, pickling, starting, threads
 from picolib.launch.errors import RunInterrupted
 from picolib.launch.follow import Following
 from picolib.launch.results import Run
@@ -74,7 +74,7 @@ def run(
         "surroundings": environment.of_kernel(),
         "options": {**options, "trace": trace, "checked": checked},
     }
-    with _one_run_at_a_time:
+    with _one_run_at_a_time, interrupts.held():
         outcome = _attempt(request, payload, (timeout, max_seconds))
     if isinstance(outcome, Run):
         return outcome

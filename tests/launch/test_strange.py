@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import sys
+import tempfile
+import threading
 import time
 
 import numpy
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import picolib
+from picolib.launch import forked
 
 
 def told(fn, world_size=2, *args, **options):
@@ -160,23 +163,75 @@ def test_a_rank_that_closes_its_open_files_or_loses_its_folder(tmp_path):
     assert list(picolib.run(loses, 2, str(tmp_path / "gone"))) == [None, None]
 
 
-def test_interrupts_at_any_moment_leave_the_next_run_right():
+def test_interrupts_at_any_moment_leave_nothing_and_the_next_run_right(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    picolib.run(dist.get_rank, 2)
+    server, files = forked.fork_server().process.pid, len(os.listdir("/proc/self/fd"))
+
     def program():
         time.sleep(0.03)
         return 1
 
     for moment in range(25):
-        signal.setitimer(signal.ITIMER_REAL, 0.004 * moment + 0.001)
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        presses = threading.Thread(target=press_stop, args=(0.004 * moment + 0.001, 1 + moment % 4))
         try:
+            presses.start()
             picolib.run(program, 2)
-            time.sleep(0.2)
         except KeyboardInterrupt:
             pass
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        ignore_until(presses)
         assert list(picolib.run(program, 2)) == [1, 1], moment
+    assert forked.fork_server().process.pid == server and len(os.listdir("/proc/self/fd")) == files
+    assert list(tmp_path.iterdir()) == []
+
+
+def press_stop(after, times):
+    """Interrupt the main thread some times in a row."""
+    time.sleep(after)
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.005)
+
+
+def ignore_until(thread):
+    """The thread's end, whatever interrupts come."""
+    while thread.is_alive():
+        try:
+            thread.join()
+            time.sleep(0.01)
+        except KeyboardInterrupt:
+            pass
+
+
+def test_a_handler_of_the_learners_own_is_called_and_what_it_raises_ends_the_run():
+    def stop(*_):
+        raise RuntimeError("stopped by my own handler")
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(RuntimeError, match="stopped by my own handler"):
+            picolib.run(time.sleep, 2, 30)
+        assert signal.getsignal(signal.SIGINT) is stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert list(picolib.run(dist.get_rank, 2)) == [0, 1]
+
+
+class NeverBack:
+    """What a rank returns restores itself for a minute."""
+
+    def __reduce__(self):
+        return time.sleep, (60,)
+
+
+def test_a_value_that_is_never_restored_can_be_interrupted():
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(picolib.RunInterrupted):
+        picolib.run(NeverBack, 1)
+    assert time.monotonic() - start < 30
+    assert list(picolib.run(dist.get_rank, 2)) == [0, 1]
 
 
 def test_few_open_files_are_one_sentence_that_says_what_to_do(script):
