@@ -80,13 +80,15 @@ def _forbidden(attempt: Attempt) -> str | None:
             if name in attempt.exercise.allows or (not owned and name not in COLLECTIVES):
                 continue
             whose = "picolib's own" if owned else "torch's own"
-            instead = (
-                "This exercise is about doing it yourself, with messages from one rank to another."
-                if attempt.exercise.allows
-                else "Nothing needs to be sent here: its number and the world size tell a rank all it needs."
-            )
-            return f"rank {rank} called {whose} {name}. {instead}"
+            return f"rank {rank} called {whose} {name}. {_instead(attempt.exercise.allows)}"
     return None
+
+
+def _instead(allows: frozenset[str]) -> str:
+    if not allows:
+        return "Nothing needs to be sent here: its number and the world size tell a rank all it needs."
+    how = "the collectives that it allows" if allows & COLLECTIVES else "messages from one rank to another"
+    return f"This exercise is about doing it yourself, with {how}."
 
 
 def _unwaited(attempt: Attempt) -> str | None:

@@ -172,6 +172,46 @@ def picolibs_own(module, group):
     picolib.DistributedDataParallel(module, process_group=group)
 
 
+@wrong("3.1", "picolib's overlapped average", "picolib's own parallel.ddp", "with the collectives that it allows")
+def picolibs_overlap(module, group):
+    from picolib.parallel.ddp import OverlappedAverage
+
+    copy_all(module, group)
+    OverlappedAverage(module, 1, group)
+
+
+@wrong("3.1", "one all-reduce for all", "with 2 all-reduces in 2 backward passes", "6 are right: in each pass, one")
+def all_at_once(module, group):
+    copy_all(module, group)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    waiting = []
+
+    def hook(p):
+        waiting.append(p)
+        if len(waiting) == len(parameters):
+            together = torch.cat([p.grad.flatten() for p in waiting])
+            dist.all_reduce(together, group=group)
+            for p, part in zip(waiting, together.split([p.numel() for p in waiting]), strict=True):
+                p.grad.copy_(part.view_as(p) / dist.get_world_size(group))
+            waiting.clear()
+
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(hook)
+
+
+@wrong("3.1", "never waits", "started an asynchronous all_reduce and never waited for it")
+def never_waits(module, group):
+    copy_all(module, group)
+
+    def hook(p):
+        p.grad /= dist.get_world_size(group)
+        dist.all_reduce(p.grad, group=group, async_op=True)
+
+    for p in module.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(hook)
+
+
 @wrong("3.1", "constants in place of a broadcast", "Right on 2 ranks, wrong on 4")
 def constants(module, group):
     for t in module.state_dict().values():
@@ -281,6 +321,15 @@ def gathers(token_losses):
     counts = [torch.zeros(()) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, torch.tensor(float(len(token_losses))))
     return token_losses.sum() * dist.get_world_size() / sum(counts)
+
+
+@wrong("3.2", "picolib's count", "picolib's own count_global_tokens", "with the collectives that it allows")
+def picolibs_count(token_losses):
+    from picolib.model import Batch
+    from picolib.train import count_global_tokens
+
+    tokens = torch.zeros(1, len(token_losses), dtype=torch.long)
+    return token_losses.sum() * dist.get_world_size() / count_global_tokens([Batch(tokens, tokens)])
 
 
 # 3.6 Adam's alibi
