@@ -20,6 +20,8 @@ PACKAGES = ("torch", "numpy", "cloudpickle", "ipywidgets", "matplotlib", "jupyte
 # lesson -> (ranks it starts, memory it wants in GB, what else it needs)
 LESSONS = {
     "00_welcome": (4, 2.0, ""),
+    "01A_budgets": (4, 2.0, ""),
+    "01B_before_you_split": (1, 2.0, ""),
     "02A_messages_and_ring": (8, 2.0, ""),
     "02B_cost_and_choice": (8, 3.0, ""),
     "03A_ddp_right": (4, 2.0, ""),

@@ -9,6 +9,13 @@ from picolib.course.source import source_of
 
 # What gives away the answer to which exercise.
 ANSWERS = {
+    "picolib.plan.memory.parameters.parameter_count": "1.1",
+    "picolib.plan.memory.parameters._count": "1.1",
+    "picolib.plan.memory.parameters._layer": "1.1",
+    "picolib.plan.memory.state.model_state_parts": "1.2",
+    "picolib.plan.memory.state.model_state_bytes": "1.2",
+    "picolib.plan.memory.inference.kv_cache_bytes_per_token": "1.3",
+    "picolib.plan.memory.inference.kv_cache_bytes": "1.3",
     "picolib.comm.reduce_scatter.ring": "2.3",
     "picolib.comm.all_gather.ring": "2.4",
     "picolib.comm.all_reduce.ring_once": "2.4",

@@ -55,7 +55,7 @@ def test_a_quiz_shows_questions_as_text_and_buttons_below_each(monkeypatch):
 
 
 def test_unknown_questions_and_badly_made_ones_are_refused():
-    with pytest.raises(ValueError, match="which='02C': there are questions for 00, 02A, 02B"):
+    with pytest.raises(ValueError, match="which='02C': there are questions for 00, 01A, 01B, 02A, 02B"):
         quiz("02C")
     with pytest.raises(ValueError, match="exactly one of them right"):
         Question("9.1", "?", (Answer("a", "why"), Answer("b", "why")))

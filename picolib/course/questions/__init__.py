@@ -1,9 +1,11 @@
 """The questions of every lesson. The answers stand in these files: they are for you to look at afterwards."""
 
-from picolib.course.questions import lesson_00, lesson_02a, lesson_02b, lesson_03a, lesson_03b
+from picolib.course.questions import lesson_00, lesson_01a, lesson_01b, lesson_02a, lesson_02b, lesson_03a, lesson_03b
 
 BANK = {
     "00": lesson_00.QUESTIONS,
+    "01A": lesson_01a.QUESTIONS,
+    "01B": lesson_01b.QUESTIONS,
     "02A": lesson_02a.QUESTIONS,
     "02B": lesson_02b.QUESTIONS,
     "03A": lesson_03a.QUESTIONS,
