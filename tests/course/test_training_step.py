@@ -31,20 +31,24 @@ def two_steps() -> Trace:
 
 
 def test_a_step_is_cut_out_of_the_trace_and_only_waits_are_exposed():
-    (step,) = steps_of(two_steps())
+    (step,) = steps_of(two_steps(), -1)
     assert step.seconds == 4 and step.exposed == [(3.0, 4.0)]
     assert [(m.label, m.start, m.end) for m in step.marks] == [("forward", 0, 1), ("backward", 1, 3)]
     assert [(c.start, c.end) for c in step.collectives] == [(2.0, 4.0)]
-    assert exposed_seconds(two_steps()) == [1.0] and exposed_seconds(two_steps(), 0) == [0.0]
+    assert exposed_seconds(two_steps(), 1) == [1.0]
+
+
+def test_without_a_number_it_is_the_quickest_step():
+    assert steps_of(two_steps())[0].seconds == 2 and exposed_seconds(two_steps()) == [0.0]
 
 
 def test_the_picture_of_a_step_names_its_spans_and_its_buckets():
-    svg = training_step(two_steps()).svg()
+    svg = training_step(two_steps(), number=1).svg()
     assert all(word in svg for word in ("forward", "backward", "bucket 0", "1 s exposed"))
 
 
 def test_a_run_without_steps_says_how_to_mark_them():
-    with pytest.raises(ValueError, match=r"rank 0 has 2 steps.*picolib.mark"):
+    with pytest.raises(ValueError, match=r"number=2: there are 2 steps.*picolib.mark"):
         training_step(two_steps(), number=2)
 
 

@@ -32,24 +32,32 @@ class Step(NamedTuple):
         return sum(end - start for start, end in self.exposed)
 
 
-def steps_of(trace: Any, number: int = -1) -> list[Step]:
-    """Step `number` of each rank. ValueError where the run has no such step, or no events at all."""
-    found = []
-    for rank in range(trace.world_size):
-        events = [e for e in trace.events if e.rank == rank]
-        steps = [e for e in events if e.kind == "mark" and e.label == "step"]
-        if not -len(steps) <= number < len(steps):
-            raise ValueError(
-                f"number={number}: rank {rank} has {len(steps)} steps in this trace. Run with trace=True, and put each "
-                'step into `with picolib.mark("step"):`.'
-            )
-        found.append(_cut(events, steps[number]))
-    return found
+def steps_of(trace: Any, number: int | None = None) -> list[Step]:
+    """Step `number` of each rank; None: the quickest, since whatever else runs on the machine makes a step slower.
+
+    Raises:
+        ValueError: the run has no such step, or no events at all.
+    """
+    ranks = [_steps(trace, rank) for rank in range(trace.world_size)]
+    count = min(map(len, ranks))
+    if count == 0 or (number is not None and not -count <= number < count):
+        raise ValueError(
+            f"number={number}: there are {count} steps in this trace. Run with trace=True, and put each step into "
+            '`with picolib.mark("step"):`.'
+        )
+    if number is None:
+        number = min(range(count), key=lambda k: max(steps[k].seconds for steps in ranks))
+    return [steps[number] for steps in ranks]
 
 
-def exposed_seconds(trace: Any, number: int = -1) -> list[float]:
-    """For each rank, the time of a step in which it was blocked in communication."""
+def exposed_seconds(trace: Any, number: int | None = None) -> list[float]:
+    """For each rank, the time of a step (None: the quickest) in which it was blocked in communication."""
     return [step.exposed_seconds for step in steps_of(trace, number)]
+
+
+def _steps(trace: Any, rank: int) -> list[Step]:
+    events = [e for e in trace.events if e.rank == rank]
+    return [_cut(events, e) for e in events if e.kind == "mark" and e.label == "step"]
 
 
 def _cut(events: Sequence[Any], step: Any) -> Step:
@@ -62,9 +70,9 @@ def _cut(events: Sequence[Any], step: Any) -> Step:
 
 
 def training_step(
-    trace: Any, title: str = "One training step", number: int = -1, ranks: Sequence[int] = (0, 1)
+    trace: Any, title: str = "One training step", number: int | None = None, ranks: Sequence[int] = (0, 1)
 ) -> Figure:
-    """A step of some ranks: marks above, its all-reduces below, what is hidden green and what is exposed red."""
+    """A step (None: the quickest) of some ranks: its marks, and below them its all-reduces, hidden or exposed (red)."""
     steps = steps_of(trace, number)
     shown = [(rank, steps[rank]) for rank in ranks if rank < len(steps)]
     counts = [len(step.collectives) for _, step in shown]
