@@ -111,12 +111,13 @@ class Failures:
         for rank in different[:3]:
             told = self.errors.get(rank)
             yield f"rank {rank} failed too" + (f": {told['type']}: {told['text']}" if told else ".")
-        told_of = {*alike, *different[:3], *self.through}
-        stopped = [rank for rank in range(self.world_size) if rank not in told_of]
+        # Whether a rank returned just before another one failed is chance, and the text should be the same every time.
+        left = self.through if self.is_victim(alike[0]) else set()
+        stopped = [rank for rank in range(self.world_size) if rank not in {*alike, *different[:3], *left}]
         if stopped:
             yield f"{wording.ranks(stopped)} stopped because rank {alike[0]} failed."
-        if self.through and self.is_victim(alike[0]):
-            who = wording.ranks(sorted(self.through))
+        if left:
+            who = wording.ranks(sorted(left))
             yield f"{who} had returned and left the process group: was destroy_process_group() called too early?"
 
 

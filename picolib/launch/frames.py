@@ -84,9 +84,14 @@ def is_library(filename: str) -> bool:
     return filename.startswith(STDLIB)
 
 
+def _is_launcher(frame: Frame) -> bool:
+    """Also the outermost frame of all: the fork server is started by `python -c`."""
+    return frame[0].startswith(LAUNCHER) or (frame[0], frame[2]) == ("<string>", "<module>")
+
+
 def of_learner(frames: Sequence[Frame]) -> list[Frame]:
     """The learner's frames and the innermost one, whosever it is."""
-    frames = [frame for frame in frames if not frame[0].startswith(LAUNCHER)]
+    frames = [frame for frame in frames if not _is_launcher(frame)]
     last = len(frames) - 1
     return [frame for index, frame in enumerate(frames) if index == last or not is_library(frame[0])]
 
@@ -121,6 +126,6 @@ def full(told: Mapping[str, Any]) -> str:
     """The whole traceback, libraries included, in Python's order."""
     before = told.get("before")
     start = full(before) + "\n\nthen\n\n" if before else ""
-    frames = [frame for frame in told["frames"] if not frame[0].startswith(LAUNCHER)]
+    frames = [frame for frame in told["frames"] if not _is_launcher(frame)]
     inner = "".join(textwrap.indent(f"\none of them:\n{full(one)}", "    ") for one in told.get("inner", ()))
     return f"{start}{render(frames)}\n{told['type']}: {told['text']}{inner}"

@@ -257,3 +257,7 @@ def test_few_open_files_are_one_sentence_that_says_what_to_do(script):
 def test_a_home_and_a_folder_for_temporary_files_that_are_not_there(script):
     text = "import picolib\nprint(list(picolib.run(lambda: 1, 2)))"
     assert script(text, HOME="/nonexistent", TMPDIR="/nonexistent").stdout == "[1, 1]\n"
+
+
+def test_a_rank_without_any_line_of_the_learners_shows_none_of_the_launchers():
+    assert told(time.sleep, 2, 60, max_seconds=1.0) == "the run is not through after max_seconds=1"
