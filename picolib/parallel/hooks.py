@@ -1,13 +1,15 @@
-"""Hooks on gradients that say whose they are, so that no gradient is reduced by two strategies."""
+"""What strategies hook to: the tensors in a module's output, and gradients, by hooks that say whose they are."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 
 class GradientHook:
@@ -27,11 +29,47 @@ class GradientHook:
             self.act(strategy, tensor)
 
 
+def results_with_gradient(output: Any) -> list[torch.Tensor]:
+    """The tensors in a module's output that backward comes through first: computed ones that require a gradient.
+
+    A leaf among them (a parameter that the module gives out as it is) was not computed, and would keep every hook that
+    it ever got.
+    """
+    return [tensor for tensor in tensors_in(output) if tensor.requires_grad and tensor.grad_fn is not None]
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested lists, tuples, dicts and dataclasses."""
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+
+
 def refuse_what_is_reduced_already(argument: str, parameters: Iterable[nn.Parameter]) -> None:
     """ValueError where another strategy reduces one of these gradients already: two of them would do it twice."""
     for parameter in parameters:
-        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-            if isinstance(hook, GradientHook) and hook.strategy() is not None:
-                raise ValueError(
-                    f"{argument} must be plain, but {hook.owner} reduces its gradients already: use one of the two."
-                )
+        if getattr(parameter, "picolib_shard", False):  # also: no rank may take another one's part for its own
+            raise ValueError(f"{argument} must be plain, but fully_shard has sharded it: use one of the two.")
+        owner = who_reduces(parameter)
+        if owner is not None:
+            raise ValueError(
+                f"{argument} must be plain, but {owner} reduces its gradients already: use one of the two."
+            )
+
+
+def who_reduces(parameter: torch.Tensor) -> str | None:
+    """The strategy that watches a parameter's gradient."""
+    for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+        if isinstance(hook, GradientHook) and hook.strategy() is not None:
+            return hook.owner
+    return None
+
+
+def refuse_sparse(gradient: torch.Tensor, name: str) -> None:
+    """RuntimeError for a gradient that is no block of memory."""
+    if gradient.layout is not torch.strided:
+        raise RuntimeError(
+            f"{name} has a sparse gradient, which can't travel with the others: use nn.Embedding(..., sparse=False)."
+        )

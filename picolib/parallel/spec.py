@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 _SPECS = "_picolib_specs"
@@ -61,6 +62,19 @@ def named_specs(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardSpe
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{prefix}.{attribute}".lstrip("."), parameter, spec_of(part, attribute)
+
+
+def refuse_parts_of_one_tensor(module: nn.Module, group: Any) -> None:
+    """ValueError where ranks of `group` hold different parts of a parameter: they are no replicas of each other."""
+    ranks = set(dist.get_process_group_ranks(group))
+    for name, _, spec in named_specs(module):
+        for other, placement in spec.placements if spec is not None else ():
+            shared = sorted(ranks & set(dist.get_process_group_ranks(other)))
+            if isinstance(placement, Shard) and len(shared) > 1:
+                raise ValueError(
+                    f"process_group must hold replicas, but ranks {shared[0]} and {shared[1]} in it hold different "
+                    f"parts of {name}: give the data-parallel dimension of the mesh."
+                )
 
 
 def rows_of(total: int, size: int, rank: int) -> tuple[int, int]:

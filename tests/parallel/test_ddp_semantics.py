@@ -11,38 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import picolib
+from tests.parallel.steps import assert_close, backward, gradients, my_data, whole, wrap
 from tests.parallel.zoo import Branches, Plain, WithRunningStatistics, build, data
-
-SMALL = 40 / (1 << 20)
-wrap = partial(picolib.DistributedDataParallel, bucket_cap_mb=SMALL)
-
-
-def my_data(n: int = 12, seed: int = 0):
-    return tuple(t.tensor_split(dist.get_world_size())[dist.get_rank()] for t in data(n, seed))
-
-
-def backward(model, x, y, **options) -> None:
-    ((model(x, **options) - y).square().sum() / 12).backward()
-
-
-def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    module = getattr(model, "module", model)
-    return {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
-
-
-def whole(kind, *calls, seed: int = 0) -> dict[str, torch.Tensor | None]:
-    """The gradient of one process after these calls, each (seed of the data, options of forward)."""
-    model = build(kind, seed)
-    for data_seed, options in calls:
-        backward(model, *data(12, data_seed), **options)
-    return gradients(model)
-
-
-def assert_close(found: dict, right: dict, tolerance: float = 1e-12) -> None:
-    for name, gradient in right.items():
-        assert (found[name] is None) == (gradient is None), name
-        assert gradient is None or torch.allclose(found[name], gradient, rtol=tolerance, atol=tolerance), name
-
 
 # no_sync and several passes
 

@@ -42,6 +42,7 @@ class Bucket:
         """Before a backward pass: nothing is there yet."""
         self.missing = len(self.positions)
 
+    @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffer must not join that graph
     def put_in(self, place: int) -> None:
         """Parameter number `place` of the bucket has its gradient: it moves into its view, unless it lives there."""
         parameter, view = self.parameters[place], self.views[place]
@@ -65,6 +66,12 @@ class Bucket:
         self.work = None
         if divide_by != 1:
             self.flat.div_(divide_by)
+
+    def abandon(self) -> None:
+        """After a backward pass that failed: let the all-reduce end, whatever it sums."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
 
     def hand_out(self, used: Sequence[bool]) -> None:
         """Every parameter gets the result as its gradient, but for one that no rank has used: it keeps what it has."""

@@ -8,19 +8,20 @@ even when gradients become ready in another order on another rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
 
 from picolib import comm
 from picolib.comm.groups import resolve
 from picolib.parallel.ddp.bucket import Bucket
 from picolib.parallel.ddp.bucketed import assign_buckets
-from picolib.parallel.hooks import GradientHook
+from picolib.parallel.hooks import GradientHook, refuse_sparse
 
 
 class Reducer:
@@ -53,13 +54,22 @@ class Reducer:
         self.settled: set[int] = set()
         # The order of the gradients in the first backward pass; None once it has been used.
         self.order: list[int] | None = None if find_unused else []
-        self._build(assign_buckets(self.parameters, cap_bytes))
         for position, parameter in enumerate(self.parameters):
-            there = lambda reducer, _, i=position: reducer._gradient_is_there(i)
-            parameter.register_post_accumulate_grad_hook(GradientHook("DistributedDataParallel", self, there))
-            if self.divide_by != self.size:
-                before = lambda reducer, _, i=position: reducer._before_more_is_added(i)
-                parameter.register_hook(GradientHook("DistributedDataParallel", self, before))
+            parameter.register_post_accumulate_grad_hook(self._hook(Reducer._gradient_is_there, position))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Buckets and hooks for parameters as they are: once more when `module.to(...)` has changed their dtype."""
+        self.kinds = [(p.dtype, p.device) for p in self.parameters]
+        self._build(assign_buckets(self.parameters, self.cap_bytes))
+        if self.divide_by != self.size:
+            # The nodes that add to `.grad`. (A hook on the parameter would also be called by torch.autograd.grad.)
+            self.accumulators = [get_gradient_edge(p).node for p in self.parameters]
+            for position, node in enumerate(self.accumulators):
+                node.register_prehook(self._hook(Reducer._before_more_is_added, position))
+
+    def _hook(self, act: Callable[..., None], *args: Any) -> GradientHook:
+        return GradientHook("DistributedDataParallel", self, lambda reducer, _: act(reducer, *args))
 
     def _build(self, buckets: list[list[int]]) -> None:
         self.buckets = [
@@ -79,11 +89,13 @@ class Reducer:
 
     def expect_backward(self, outputs: Sequence[torch.Tensor], synchronises: bool) -> None:
         """A forward pass has been made. What a backward pass that failed has left behind is cleared away."""
-        for bucket in self.buckets[: self.started]:
-            bucket.work.wait()
+        for bucket in self.buckets:
+            bucket.abandon()
         self._start_over()
+        if self.kinds != [(p.dtype, p.device) for p in self.parameters]:
+            self._begin()
         self.synchronises, self.open, self.will_end = synchronises, True, False
-        for output in outputs:
+        for output in outputs:  # a graph keeps its reducer alive, even if the wrapper is gone by then
             output.register_hook(lambda _: self._ask_for_the_end())
 
     def _ask_for_the_end(self) -> None:
@@ -105,6 +117,7 @@ class Reducer:
 
     def _gradient_is_there(self, position: int) -> None:
         self._ask_for_the_end()
+        refuse_sparse(self.parameters[position].grad, self.names[position])
         self.fresh.add(position)
         if not self.synchronises:
             return
@@ -131,8 +144,10 @@ class Reducer:
 
     def _end_of_backward(self) -> None:
         asked, self.will_end = self.will_end, False
-        if asked and self.synchronises:  # asked twice where a checkpoint has run the forward pass a second time
-            self.finish()
+        if not asked or not self.synchronises:  # asked twice where a checkpoint has run the forward pass a second time
+            return
+        if self.ready or (self.find_unused and any(p.requires_grad for p in self.parameters)):
+            self.finish()  # else this pass was about other gradients: an input's, or those of the module before
 
     def finish(self) -> None:
         """Settle every gradient: start what has not started, wait for everything.
@@ -141,14 +156,16 @@ class Reducer:
             RuntimeError: a parameter got no gradient, and `find_unused` is off.
         """
         late = [i for i in range(len(self.parameters)) if i not in self.ready]
+        self.fresh = {i for i in self.fresh if self.parameters[i].grad is not None}  # zero_grad() may have come between
         unused = [i for i in late if i not in self.fresh]  # the others have had theirs without synchronisation
-        if unused and not self.find_unused:
-            raise RuntimeError(self._about_unused(unused))
+        missing = [i for i in unused if self.parameters[i].requires_grad]
+        if missing and not self.find_unused:
+            raise RuntimeError(self._about_unused(missing))
         for position in late:
             if position in unused and self.divide_by != self.size:
                 self._before_more_is_added(position)
             self._is_ready(position)
-        used = self._used_anywhere() if self.find_unused else [True] * len(self.parameters)
+        used = self._used_anywhere() if self.find_unused else [p.requires_grad for p in self.parameters]
         for bucket in self.buckets:
             bucket.wait(1 if self.divide_by == self.size else self.divide_by)
             bucket.hand_out([used[position] for position in bucket.positions])

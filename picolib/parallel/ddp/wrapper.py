@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from picolib import comm
 from picolib.parallel.agree import all_agree
 from picolib.parallel.choice import settled_algorithm
 from picolib.parallel.ddp.bucketed import assign_buckets, copy_back
 from picolib.parallel.ddp.reducer import Reducer
-from picolib.parallel.hooks import refuse_what_is_reduced_already
+from picolib.parallel.hooks import refuse_what_is_reduced_already, results_with_gradient
+from picolib.parallel.spec import refuse_parts_of_one_tensor
 
 MIB = 1 << 20
 
@@ -64,22 +65,18 @@ class DistributedDataParallel(nn.Module):
         _check(module, bucket_cap_mb, gradient_divide_factor)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         refuse_what_is_reduced_already("module", [p for _, p in trained])
+        refuse_parts_of_one_tensor(module, process_group)
         algorithm = settled_algorithm(algorithm, "all_reduce", trained[0][1].device, process_group)
         self.module = module
         self.process_group, self.broadcast_buffers = process_group, broadcast_buffers
         self.require_backward_grad_sync = True
         all_agree("module", _described(module), process_group)
         self._copy_from_first_rank([*module.parameters(), *module.buffers()])
-        self.reducer = Reducer(
-            trained,
-            process_group,
-            bucket_cap_mb * MIB,
-            find_unused=find_unused_parameters,
-            as_view=gradient_as_bucket_view,
-            divide_by=gradient_divide_factor,
-            dtype=reduce_dtype,
-            algorithm=algorithm,
-        )
+        self.options = {
+            "cap_bytes": bucket_cap_mb * MIB, "find_unused": find_unused_parameters, "as_view": gradient_as_bucket_view,
+            "divide_by": gradient_divide_factor, "dtype": reduce_dtype, "algorithm": algorithm,
+        }  # fmt: skip
+        self.reducer = Reducer(trained, process_group, **self.options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -87,8 +84,8 @@ class DistributedDataParallel(nn.Module):
             self._copy_from_first_rank(list(self.module.buffers()))
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
-            tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
-            self.reducer.expect_backward(tensors, self.require_backward_grad_sync)
+            self._refuse_strangers()
+            self.reducer.expect_backward(results_with_gradient(output), self.require_backward_grad_sync)
         return output
 
     @contextlib.contextmanager
@@ -112,12 +109,46 @@ class DistributedDataParallel(nn.Module):
         if self.reducer.open:
             self.reducer.finish()
 
+    # A copy gets a reducer of its own, since hooks stay behind with the parameters that they were made for.
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not None:
+            raise TypeError("DistributedDataParallel with a process_group can't be pickled: save its state_dict().")
+        return {name: value for name, value in self.__dict__.items() if name != "reducer"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self.reducer = Reducer(trained, self.process_group, **self.options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.process_group)] = self.process_group  # the same ranks
+        twin.__setstate__(copy.deepcopy({k: v for k, v in self.__dict__.items() if k != "reducer"}, memo))
+        return twin
+
+    def _refuse_strangers(self) -> None:
+        """A parameter that began to require a gradient after wrapping would differ between ranks from now on."""
+        watched = {id(p) for p in self.reducer.parameters}
+        everyone = (p for part in self.module.modules() for p in part._parameters.values() if p is not None)
+        stranger = next((p for p in everyone if p.requires_grad and id(p) not in watched), None)
+        if stranger is not None:
+            name = next(name for name, p in self.module.named_parameters() if p is stranger)
+            raise RuntimeError(
+                f"{name} requires a gradient now, and did not (or was not there) when the module was wrapped: "
+                "add and unfreeze parameters first, then wrap."
+            )
+
     @torch.no_grad()
     def _copy_from_first_rank(self, tensors: list[torch.Tensor]) -> None:
-        """Flat copies, as gradients travel: a broadcast for each buffer would cost a latency for each."""
+        """Flat copies, as gradients travel: a broadcast for each buffer would cost a latency for each.
+
+        By `.data`, which autograd does not count as a change: batch norm saves its running statistics for backward,
+        and does not count its own changes either, since its gradient in training does not depend on them.
+        """
         for bucket in assign_buckets(tensors, 25 * MIB):
-            together = [tensors[position] for position in bucket]
-            flat = torch.cat([tensor.detach().flatten() for tensor in together])
+            together = [tensors[position].data for position in bucket]
+            flat = torch.cat([tensor.flatten() for tensor in together])
             comm.broadcast(flat, group=self.process_group, group_src=0)
             copy_back(flat, together)
 
