@@ -19,6 +19,7 @@ from picolib.course.figures import (
     collectives_picture,
     cost_curves,
     frame,
+    held_curves,
     layouts,
     loss_curves,
     memory_bars,
@@ -63,6 +64,7 @@ PICTURES = {
     "memory": lambda: memory_bars(
         {"DDP": {"parameters": 2e9, "optimizer": 90e9}, "ZeRO-3": {"parameters": 1e9}}, "Two"
     ),
+    "held": lambda: held_curves({"plain": [10, 40, 0], "recomputed": [10, 20, 0]}, "Held", {"8 inputs": 16}),
     "zero": lambda: zero_chart(8_030_261_248, 8),
     "riddle": lambda: zero_chart(8_030_261_248, 8, order=(2, 0, 3, 1), riddle=True),
     "buckets": lambda: bucket_plan([0.5, 4, 64]),

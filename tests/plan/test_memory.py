@@ -145,6 +145,13 @@ def test_measured_activations_are_the_most_that_was_held_at_once():
     assert once.activations == twice.activations == 4 * (1000 + 4)
 
 
+def test_what_is_held_is_told_in_order():
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 1000, bias=False), torch.nn.Tanh())
+    with memory.measure(layers) as found:
+        layers(torch.ones(1, 4)).sum().backward()
+    assert found.held == [16, 4016, 16, 0] and "held" not in repr(found)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -11,7 +11,7 @@ from picolib.course.figures.display import display_figure
 from picolib.course.figures.formula import bytes_vs_formula
 from picolib.course.figures.layouts import layouts
 from picolib.course.figures.matrix import message_matrix
-from picolib.course.figures.memory import memory_bars
+from picolib.course.figures.memory import held_curves, memory_bars
 from picolib.course.figures.scaling import scaling
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
 from picolib.course.figures.timeline import timeline
@@ -30,6 +30,7 @@ __all__ = [
     "display_figure",
     "exposed_seconds",
     "frame",
+    "held_curves",
     "layouts",
     "loss_curves",
     "memory_bars",

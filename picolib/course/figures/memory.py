@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from picolib.course.figures.axes import Scale
+from picolib.course.figures.axes import Axes, Scale, name_lines
 from picolib.course.figures.canvas import Figure, text_width
 from picolib.course.style import (
     ACCENT,
@@ -77,6 +77,37 @@ def memory_bars(bars: Bars, title: str, line: float | None = CARD, line_name: st
         words = f"{gigabytes_text(line)}{f': {line_name}' if line_name else ''}"
         x = min(max(x, LEFT), WIDTH - 20 - text_width(words, SMALL) / 2)
         figure.text(x, 88 + STEP * len(bars) + 2, words, size=SMALL, bold=True, color=ACCENT, anchor="middle")
+    return figure
+
+
+def held_curves(runs: Mapping[str, Sequence[float]], title: str, marks: Mapping[str, float] | None = None) -> Figure:
+    """Bytes held during a step, a line for each run: `Measured.held`, drawn from its first change to its last.
+
+    marks: levels to point out, by name.
+    """
+    told = "; ".join(f"{name} at most {gigabytes_text(max(held))}" for name, held in runs.items())
+    figure = Figure(380, f"{title}: {told}.")
+    end = WIDTH - 40 - max(text_width(name, SMALL) for name in [*runs, *(marks or {})])
+    axes = Axes(
+        figure,
+        Scale(0, 1, 84, end),
+        Scale(0, 1.05 * max(map(max, runs.values())), 318, 76),
+        "{:.0%}".format,
+        gigabytes_text,
+    )
+    figure.text(20, 26, title, size=LARGE, bold=True)
+    axes.frame("from the first tensor saved to the last let go", "held for the backward pass")
+    names = []
+    for number, (name, held) in enumerate(runs.items()):
+        color, last = series_color(number), max(len(held) - 1, 1)
+        axes.line([i / last for i in range(len(held))], held, color, width=2.5)
+        peak = held.index(max(held))
+        axes.points([peak / last], [held[peak]], color)
+        names.append((axes.at(0, max(held))[1], name, color))
+    for name, level in (marks or {}).items():
+        axes.line([0, 1], [level, level], MUTED, dash=True)
+        names.append((axes.at(0, level)[1], name, MUTED))
+    name_lines(figure, end, names, axes.y.end, axes.y.start)
     return figure
 
 

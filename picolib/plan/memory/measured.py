@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 @dataclass
 class Measured:
-    """Bytes on one rank, by owner. `activations` is what autograd had saved when the forward pass ended, at most."""
+    """Bytes on one rank, by owner. `activations` is the most that autograd held; `held` is what it held, in order:
+    after each tensor that it saved, and after each that it let go."""
 
     parameters: int = 0
     gradients: int = 0
@@ -26,6 +27,7 @@ class Measured:
     buffers: int = 0
     activations: int = 0
     others: dict[str, int] = field(default_factory=dict)
+    held: list[int] = field(default_factory=list, repr=False)
 
     @property
     def total(self) -> int:
@@ -57,7 +59,7 @@ def measure(
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         yield found
     counted: set[int] = set()
-    found.activations = saved.most
+    found.activations, found.held = saved.most, list(saved.history)
     found.parameters = _count(module.parameters(), counted)
     found.buffers = _count(module.buffers(), counted)
     for name, tensors in others.items():
@@ -72,6 +74,7 @@ class _Saved:
 
     def __init__(self, owned: set[int]) -> None:
         self.owned, self.held, self.now, self.most = owned, {}, 0, 0
+        self.history: list[int] = []
 
     def pack(self, tensor: torch.Tensor) -> _Holder | torch.Tensor:
         storage = _local(tensor).untyped_storage()
@@ -83,6 +86,7 @@ class _Saved:
         if not uses:
             self.now += storage.nbytes()
             self.most = max(self.most, self.now)
+            self.history.append(self.now)
         return _Holder(tensor, self, place)
 
     def unpack(self, holder: _Holder) -> torch.Tensor:
@@ -93,6 +97,7 @@ class _Saved:
         if not self.held[place]:
             del self.held[place]
             self.now -= nbytes
+            self.history.append(self.now)
 
 
 class _Holder:
