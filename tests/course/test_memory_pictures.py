@@ -75,5 +75,7 @@ def test_the_calculator_answers_its_question():
     menus["stage"].value = "ZeRO-3"
     assert "times what there is" in shown(explorer)
     menus["recompute"].value = "full"
+    assert "1.07 times what there is" in shown(explorer)
+    menus["micro-batch b"].value = 2
     assert "tokens: fits" in shown(explorer)
     assert list(menus["stage"].options) == list(STAGES)

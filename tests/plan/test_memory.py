@@ -145,6 +145,14 @@ def test_measured_activations_are_the_most_that_was_held_at_once():
     assert once.activations == twice.activations == 4 * (1000 + 4)
 
 
+def test_a_graph_without_a_backward_pass_is_let_go_with_its_loss():
+    layer = torch.nn.Linear(8, 8)
+    with memory.measure(layer) as found:
+        for _ in range(3):
+            layer(torch.ones(4, 8)).tanh().sum().item()
+    assert found.activations == 2 * 4 * 8 * 4 and found.held[-1] == 0
+
+
 def test_what_is_held_is_told_in_order():
     layers = torch.nn.Sequential(torch.nn.Linear(4, 1000, bias=False), torch.nn.Tanh())
     with memory.measure(layers) as found:

@@ -79,6 +79,7 @@ class _Saved:
     def pack(self, tensor: torch.Tensor) -> _Holder | torch.Tensor:
         storage = _local(tensor).untyped_storage()
         place = storage.data_ptr()
+        tensor = tensor.detach()  # an output that its own operation saves would keep that operation, and so itself
         if place in self.owned or not place:
             return _Holder(tensor, None, 0)
         uses = self.held.get(place, 0)
