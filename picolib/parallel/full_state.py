@@ -63,14 +63,21 @@ def own_part(whole: torch.Tensor, spec: ShardSpec) -> torch.Tensor:
 
 
 def _gathered(part: torch.Tensor, spec: ShardSpec | None) -> torch.Tensor:
-    for group, placement in reversed(spec.placements if spec is not None else ()):
+    if spec is None:
+        return part.clone()
+    cuts, whole = [], list(spec.shape) or [1]
+    for group, placement in spec.placements:  # the next one cuts what this one has left
         if isinstance(placement, Shard):
-            part = _gather_dim(part, spec.shape, placement.dim, group)
-    return part.clone() if spec is None else part.reshape(spec.shape)
+            cuts.append((whole[placement.dim], placement.dim, group))
+            first, last = rows_of(whole[placement.dim], dist.get_world_size(group), dist.get_rank(group))
+            whole[placement.dim] = last - first
+    for total, dim, group in reversed(cuts):
+        part = _gather_dim(part, total, dim, group)
+    return part.reshape(spec.shape)
 
 
-def _gather_dim(part: torch.Tensor, shape: torch.Size, dim: int, group: Any) -> torch.Tensor:
-    size, total = dist.get_world_size(group), shape[dim] if shape else 1
+def _gather_dim(part: torch.Tensor, total: int, dim: int, group: Any) -> torch.Tensor:
+    size = dist.get_world_size(group)
     spans = [rows_of(total, size, rank) for rank in range(size)]
     pieces = [part.new_empty(*part.shape[:dim], last - first, *part.shape[dim + 1 :]) for first, last in spans]
     comm.all_gather(pieces, part.contiguous(), group)

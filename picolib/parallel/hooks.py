@@ -47,6 +47,11 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
 
 
+def inside_backward() -> bool:
+    """Whether autograd is running a backward pass in this thread: then a forward pass is a checkpoint's second one."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def refuse_what_is_reduced_already(argument: str, parameters: Iterable[nn.Parameter]) -> None:
     """ValueError where another strategy reduces one of these gradients already: two of them would do it twice."""
     for parameter in parameters:

@@ -7,7 +7,7 @@ states, clipping, checkpoints and initialisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 _SPECS = "_picolib_specs"
+_UNITS = "_picolib_units"
 
 
 @dataclass(frozen=True)
@@ -54,25 +55,40 @@ def spec_of(module: nn.Module, attribute: str) -> ShardSpec | None:
     return module.__dict__.get(_SPECS, {}).get(attribute)
 
 
+def set_unit(module: nn.Module, attribute: str, unit: Any) -> None:
+    """Record the unit of FSDP that `module.<attribute>` belongs to."""
+    module.__dict__.setdefault(_UNITS, {})[attribute] = unit
+
+
+def unit_of(module: nn.Module, attribute: str) -> Any:
+    """The unit of FSDP that `module.<attribute>` belongs to, or None."""
+    return module.__dict__.get(_UNITS, {}).get(attribute)
+
+
 def named_specs(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, ShardSpec | None]]:
-    """(name below `module`, parameter, record) of every parameter, a tied one once."""
+    """(name below `module`, parameter, record) of every parameter, a tied one once.
+
+    The parameter is what the record tells of: where FSDP has made it whole for a forward pass, this rank's shard again.
+    """
     seen: set[int] = set()
     for prefix, part in module.named_modules():
+        for unit in part.__dict__.get(_UNITS, {}).values():
+            unit.reshard()
         for attribute, parameter in part._parameters.items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{prefix}.{attribute}".lstrip("."), parameter, spec_of(part, attribute)
 
 
-def refuse_parts_of_one_tensor(module: nn.Module, group: Any) -> None:
+def refuse_parts_of_one_tensor(argument: str, group: Any, specs: Iterable[tuple[str, ShardSpec | None]]) -> None:
     """ValueError where ranks of `group` hold different parts of a parameter: they are no replicas of each other."""
     ranks = set(dist.get_process_group_ranks(group))
-    for name, _, spec in named_specs(module):
+    for name, spec in specs:
         for other, placement in spec.placements if spec is not None else ():
             shared = sorted(ranks & set(dist.get_process_group_ranks(other)))
             if isinstance(placement, Shard) and len(shared) > 1:
                 raise ValueError(
-                    f"process_group must hold replicas, but ranks {shared[0]} and {shared[1]} in it hold different "
+                    f"{argument} must hold replicas, but ranks {shared[0]} and {shared[1]} in it hold different "
                     f"parts of {name}: give the data-parallel dimension of the mesh."
                 )
 

@@ -16,7 +16,7 @@ from picolib.parallel.choice import settled_algorithm
 from picolib.parallel.ddp.bucketed import assign_buckets, copy_back
 from picolib.parallel.ddp.reducer import Reducer
 from picolib.parallel.hooks import refuse_what_is_reduced_already, results_with_gradient
-from picolib.parallel.spec import refuse_parts_of_one_tensor
+from picolib.parallel.spec import named_specs, refuse_parts_of_one_tensor
 
 MIB = 1 << 20
 
@@ -65,7 +65,8 @@ class DistributedDataParallel(nn.Module):
         _check(module, bucket_cap_mb, gradient_divide_factor)
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         refuse_what_is_reduced_already("module", [p for _, p in trained])
-        refuse_parts_of_one_tensor(module, process_group)
+        specs = ((name, spec) for name, _, spec in named_specs(module))
+        refuse_parts_of_one_tensor("process_group", process_group, specs)
         algorithm = settled_algorithm(algorithm, "all_reduce", trained[0][1].device, process_group)
         self.module = module
         self.process_group, self.broadcast_buffers = process_group, broadcast_buffers

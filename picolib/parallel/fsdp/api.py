@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,16 @@ from picolib.parallel.fsdp.conductor import Conductor, find_units
 from picolib.parallel.fsdp.parameter import ReplacedParameter, ShardedParameter, replace
 from picolib.parallel.fsdp.unit import Unit
 from picolib.parallel.hooks import GradientHook, refuse_what_is_reduced_already
-from picolib.parallel.spec import Replicate, Shard, ShardSpec, set_spec, spec_of
+from picolib.parallel.spec import (
+    Replicate,
+    Shard,
+    ShardSpec,
+    refuse_parts_of_one_tensor,
+    set_spec,
+    set_unit,
+    spec_of,
+    unit_of,
+)
 
 
 def fully_shard(
@@ -55,6 +65,10 @@ def fully_shard(
     _check(module, mesh, offload_policy)
     shard_group, replicate_group = _groups(mesh)
     owners = _owners(module)
+    for group in (shard_group, replicate_group):
+        if group is not None:
+            specs = ((_name_below(module, *where[0]), spec_of(*where[0])) for _, where in owners)
+            refuse_parts_of_one_tensor("mesh", group, specs)
     if owners:
         algorithm = settled_algorithm(algorithm, "all_gather", owners[0][0].device, shard_group)
     _same_everywhere(module, owners, shard_group, replicate_group)
@@ -67,10 +81,10 @@ def fully_shard(
     )  # fmt: skip
     for sharded, (original, where) in zip(parameters, owners, strict=True):
         sharded.show(sharded.shard)
-        placements = ((replicate_group, Replicate()),) if replicate_group is not None else ()
+        spec = _spec(module, sharded, shard_group, replicate_group)
         for owner, attribute in where:
-            spec = ShardSpec(_name_below(module, *where[0]), sharded.shape, (*placements, (shard_group, Shard(0))))
             set_spec(owner, attribute, spec)
+            set_unit(owner, attribute, unit)
         replace(original)
     module.__dict__["_picolib_unit"] = unit
     module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
@@ -91,24 +105,42 @@ class FSDPModule:
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool) -> None:
         """Whether later backward passes reduce gradients. If not, whole gradients add up on each rank (more memory)."""
-        conductor_of(self).synchronises = requires_gradient_sync
+        for _, unit in find_units(self):
+            unit.synchronises = requires_gradient_sync
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here add to whole gradients on each rank alone; the next one outside reduces all."""
-        conductor = conductor_of(self)
-        before, conductor.synchronises = conductor.synchronises, False
-        try:
+        """Backward passes in here add to whole gradients on each rank alone; the next one outside reduces all.
+
+        Those are not where an optimizer looks: to throw them away call `zero_grad()` of this module.
+        """
+        with self._synchronising(False):
             yield
-        finally:
-            conductor.synchronises = before
 
     def finalize_grads(self) -> None:
         """Reduce what was left by `no_sync`. Does nothing when there is nothing."""
-        conductor = conductor_of(self)
-        before, conductor.synchronises = conductor.synchronises, True
-        conductor.finish()
-        conductor.synchronises = before
+        with self._synchronising(True):
+            conductor_of(self).finish()
+
+    @contextlib.contextmanager
+    def _synchronising(self, synchronises: bool) -> Iterator[None]:
+        units = [unit for _, unit in find_units(self)]
+        before = [unit.synchronises for unit in units]
+        self.set_requires_gradient_sync(synchronises)
+        try:
+            yield
+        finally:
+            for unit, value in zip(units, before, strict=True):
+                unit.synchronises = value
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, also whole ones that `no_sync` has left."""
+        super().zero_grad(set_to_none)
+        for _, unit in find_units(self):
+            unit.forget_gradients()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("A sharded module can't be copied or pickled: take picolib.full_state_dict(module).")
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide summed gradients by `factor`, in this module and all sharded ones inside it (default: the ranks)."""
@@ -132,7 +164,8 @@ def conductor_of(module: Any) -> Conductor:
 def _hook(module: nn.Module, unit: Unit, policy: Any) -> None:
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         conductor_of(module).before_forward(unit)
-        return _cast((args, kwargs), getattr(policy, "param_dtype", None))
+        casts = getattr(policy, "cast_forward_inputs", True)
+        return _cast((args, kwargs), getattr(policy, "param_dtype", None) if casts else None)
 
     def after(module: nn.Module, args: tuple, output: Any) -> Any:
         output = _cast(output, getattr(policy, "output_dtype", None))
@@ -140,16 +173,27 @@ def _hook(module: nn.Module, unit: Unit, policy: Any) -> None:
         return output
 
     module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-    module.register_forward_hook(after)
-    for parameter in unit.trained:
-        there = lambda unit, _: conductor_of(unit.module).gradient_is_there(unit)
-        parameter.full.register_post_accumulate_grad_hook(GradientHook("fully_shard", unit, there))
+    module.register_forward_hook(after, always_call=True)  # when forward fails, too
+    for parameter in unit.parameters:
+        there = lambda unit, _, p=parameter: conductor_of(unit.module).gradient_is_there(unit, p)
+        if parameter.full.is_floating_point() or parameter.full.is_complex():  # a frozen one may be unfrozen
+            parameter.full.requires_grad_(True)
+            parameter.full.register_post_accumulate_grad_hook(GradientHook("fully_shard", unit, there))
+            parameter.full.requires_grad_(parameter.shard.requires_grad)
 
 
 def _cast(values: Any, dtype: torch.dtype | None) -> Any:
     if dtype is None:
         return values
-    to = lambda value: value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def to(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(dtype) if value.is_floating_point() else value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+            return dataclasses.replace(value, **_cast(fields, dtype))
+        return value
+
     return tree_map(to, values)
 
 
@@ -158,9 +202,18 @@ def _owners(module: nn.Module) -> list[tuple[nn.Parameter, list[tuple[nn.Module,
     found: dict[int, tuple[nn.Parameter, list[tuple[nn.Module, str]]]] = {}
     for part in module.modules():
         for attribute, parameter in part._parameters.items():
-            if parameter is not None and spec_of(part, attribute) is None:
+            if parameter is not None and unit_of(part, attribute) is None:
                 found.setdefault(id(parameter), (parameter, []))[1].append((part, attribute))
     return list(found.values())
+
+
+def _spec(module: nn.Module, parameter: ShardedParameter, shard_group: Any, replicate_group: Any) -> ShardSpec:
+    """What a shard is a part of; under tensor parallelism, a part of this rank's part."""
+    owner, attribute = parameter.owners[0]
+    cut = spec_of(owner, attribute)
+    replicas = ((replicate_group, Replicate()),) if replicate_group is not None else ()
+    placements = (*(cut.placements if cut else ()), *replicas, (shard_group, Shard(0)))
+    return ShardSpec(_name_below(module, owner, attribute), cut.shape if cut else parameter.shape, placements)
 
 
 def _name_below(module: nn.Module, owner: nn.Module, attribute: str) -> str:
@@ -192,6 +245,14 @@ def _check(module: Any, mesh: Any, offload_policy: Any) -> None:
         raise ValueError(f"module must be a torch.nn.Module, got {type(module).__name__}.")
     if "_picolib_unit" in module.__dict__:
         raise ValueError("module is sharded already: apply fully_shard once to each module, the inner ones first.")
+    inner = {unit for _, unit in find_units(module)}
+    for part in module.modules():
+        for attribute in part._parameters:
+            if unit_of(part, attribute) not in (None, *inner):
+                raise ValueError(
+                    f"module has {attribute}, which belongs to the unit of a module around it: apply fully_shard to "
+                    "the inner modules first, to the outer ones last."
+                )
     if mesh is not None and mesh.ndim not in (1, 2):
         raise ValueError(f"mesh must have 1 dimension, or 2 (replicate, shard), got {mesh.ndim}.")
     if offload_policy is not None:

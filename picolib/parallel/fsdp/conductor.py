@@ -14,59 +14,77 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 
 from picolib import comm
+from picolib.parallel.fsdp.parameter import ShardedParameter
 from picolib.parallel.fsdp.unit import Unit
+from picolib.parallel.hooks import inside_backward, refuse_sparse, results_with_gradient
 
 
 class Conductor:
-    """Directs the units of one root module. `order` is the order in which their forward passes began."""
+    """Directs the units of one root module.
+
+    `order` is the order in which their forward passes began. `expected` are those that take part in the reduction even
+    if their parameters get no gradient on this rank, since they may on another.
+    """
 
     def __init__(self, root: Unit, units: list[Unit]) -> None:
         self.root, self.units = root, units
         self.order: list[Unit] = []
         self.last_order: list[Unit] = []
-        self.in_backward = self.will_end = False
-        self.synchronises = True
+        self.expected: set[Unit] = set()
+        self.running = 0  # forward passes of units, one inside the other
+        self.will_end = False  # autograd will call `end_of_backward`
         self.reducing: Unit | None = None
 
     # Forward ----------------------------------------------------------------------------------------------------
 
     def before_forward(self, unit: Unit) -> None:
-        """A unit's module is about to compute. (Inside a backward pass: a checkpoint does so again.)"""
-        if unit is self.root and not self.in_backward:
+        """A unit's module is about to compute."""
+        if inside_backward():  # a checkpoint does so again
+            unit.unshard()
+            return
+        if unit is self.root or not self.running:
             self._begin()
+        self.running += 1
         unit.unshard()
-        if not self.in_backward:
-            self.order.append(unit)
-            self._fetch(self.last_order, len(self.order))
+        self.order.append(unit)
+        if torch.is_grad_enabled():
+            self.expected.add(unit)
+        self._fetch(self.last_order, len(self.order))
 
     def _begin(self) -> None:
+        failed = self.will_end  # a backward pass began and did not come to its end
         for unit in self.units:
             unit.reshard()  # whatever was left unsharded may have been stepped meanwhile
             unit.gradients_there = 0
-        self.last_order, self.order, self.will_end = self.order, [], False
+            if failed:
+                unit.forget_gradients()
+            unit.follow_shards()
+        if torch.is_grad_enabled():
+            self.expected.clear()
+        self.last_order, self.order, self.will_end, self.running = self.order, [], False, 0
 
     def _fetch(self, order: list[Unit], place: int) -> None:
         if 0 <= place < len(order):
             order[place].start_unshard()
 
     def after_forward(self, unit: Unit, output: Any) -> None:
-        """A unit's module has computed `output`."""
-        tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        """A unit's module has computed `output`, or has failed."""
         if torch.is_grad_enabled():
-            for tensor in tensors:
+            for tensor in results_with_gradient(output):
                 tensor.register_hook(lambda _: self.before_backward(unit))
+        if inside_backward():
+            return
+        self.running = max(self.running - 1, 0)
         keeps = torch.is_grad_enabled() and (unit is self.root or not unit.reshard_after_forward)
-        if not keeps and not self.in_backward:
+        if not keeps:
             unit.reshard()
 
     # Backward ---------------------------------------------------------------------------------------------------
 
     def before_backward(self, unit: Unit) -> None:
         """The gradient of a unit's output is there, so its own backward pass begins."""
-        self.in_backward = True
         if not self.will_end:
             self.will_end = True
             Variable._execution_engine.queue_callback(self.end_of_backward)
@@ -75,8 +93,9 @@ class Conductor:
             self._fetch(self.order, self.order.index(unit) - 1)
         comm.poll()
 
-    def gradient_is_there(self, unit: Unit) -> None:
+    def gradient_is_there(self, unit: Unit, parameter: ShardedParameter) -> None:
         """One of a unit's parameters has its gradient; after the last one the unit is through."""
+        refuse_sparse(parameter.full.grad, parameter.name)
         unit.gradients_there += 1
         if unit.gradients_there == len(unit.trained):
             self.after_backward(unit)
@@ -85,7 +104,7 @@ class Conductor:
     def after_backward(self, unit: Unit) -> None:
         """Free the parameters, and send the gradients on their way. One reduce-scatter at a time holds buffers."""
         unit.reshard()
-        if not self.synchronises:
+        if not unit.synchronises:
             return
         if self.reducing is not None:
             self.reducing.finish_reduce()
@@ -96,14 +115,18 @@ class Conductor:
         """Units that have had no gradient, or not every one, are through as well now. Wait for what is under way."""
         if not self.will_end:
             return  # asked for twice
-        self.in_backward = self.will_end = False
-        self.finish()
+        self.will_end = False
+        if any(unit.gradients_there for unit in self.units):
+            self.finish()  # else this pass was about an input's gradient, whose own gradient may need the parameters
 
     def finish(self) -> None:
-        """Reduce what is left. A unit whose forward pass ran on this rank takes part, with zeros if need be."""
+        """Reduce what is left. A unit whose forward pass ran on this rank takes part, with zeros if need be.
+
+        All ranks must run the same units: nobody else can tell this rank what it missed.
+        """
         for unit in reversed(self.units):
             through = unit.gradients_there == len(unit.trained) and not unit.has_gradients()
-            if unit.trained and not through and (unit in self.order or unit.has_gradients()):
+            if unit.trained and not through and (unit in self.expected or unit.has_gradients()):
                 self.after_backward(unit)
         for unit in self.units:
             unit.reshard()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from picolib.parallel.spec import rows_of
+from picolib.parallel.spec import rows_of, spec_of
 
 
 class ShardedParameter:
@@ -26,19 +26,45 @@ class ShardedParameter:
         size: int,
         dtype: torch.dtype | None,
     ) -> None:
-        self.owners, self.size, self.shape = owners, size, parameter.shape
+        self.owners, self.size, self.shape, self.dtype = owners, size, parameter.shape, dtype
         whole = parameter.detach()
         rows = whole.view(-1, 1) if whole.dim() < 2 else whole.flatten(1)  # a scalar is one row of one number
         self.total_rows, self.row_length = rows.shape[0], rows.shape[1]
         self.first, self.last = rows_of(self.total_rows, size, rank)
         self.chunk_rows = rows_of(self.total_rows, size, 0)[1]
         trains = parameter.requires_grad
-        own_shape = (self.last - self.first, *self.shape[1:])
-        self.shard = nn.Parameter(rows[self.first : self.last].reshape(own_shape).clone(), requires_grad=trains)
+        own = rows[self.first : self.last].reshape(self.last - self.first, *self.shape[1:])
+        self.shard = nn.Parameter(own.clone(memory_format=torch.contiguous_format), requires_grad=trains)
         self.shard.picolib_shard = True  # by itself it must not be clipped
-        self.full = nn.Parameter(torch.empty_like(whole, dtype=dtype or whole.dtype), requires_grad=trains)
+        self.full = nn.Parameter(self._room(), requires_grad=trains)
         self.nbytes = self.full.untyped_storage().nbytes()
         self.free()
+
+    def _room(self) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype or self.shard.dtype, device=self.shard.device)
+
+    @property
+    def name(self) -> str:
+        """Its name in the sharded module."""
+        return spec_of(*self.owners[0]).name
+
+    def follow_shard(self) -> None:
+        """The whole parameter takes over what users have done to the shard: dtype, device, frozen or not.
+
+        Raises:
+            RuntimeError: the module shows something else than the shard.
+        """
+        for module, attribute in self.owners:
+            if module._parameters.get(attribute) is not self.shard:
+                raise RuntimeError(
+                    f"{self.name} was replaced after fully_shard: copy into it, or use picolib.load_full_state_dict."
+                )
+        if self.full.dtype != (self.dtype or self.shard.dtype) or self.full.device != self.shard.device:
+            self.full.grad = None
+            self.full.data = self._room()
+            self.nbytes = self.full.untyped_storage().nbytes()
+            self.free()
+        self.full.requires_grad_(self.shard.requires_grad)
 
     @property
     def wire_length(self) -> int:
@@ -47,7 +73,7 @@ class ShardedParameter:
 
     def write_own(self, wire: torch.Tensor) -> None:
         """This rank's rows, into a vector of `wire_length` numbers."""
-        own = self.shard.detach().view(-1)
+        own = self.shard.detach().reshape(-1)
         wire[: own.numel()].copy_(own)
         wire[own.numel() :].zero_()
 
@@ -63,11 +89,14 @@ class ShardedParameter:
             self._copy_rows(self.full.grad, wires, into_rows=False)
 
     def _copy_rows(self, whole: torch.Tensor, wires: torch.Tensor, into_rows: bool) -> None:
-        """Between rows one after the other and the ranks' chunks of rows, which end with padding."""
+        """Between rows one after the other and the ranks' chunks of rows, which end with padding.
+
+        A gradient may be laid out in any way; the whole parameter is contiguous, so that its rows are no copies.
+        """
         rows = whole.reshape(self.total_rows, self.row_length)
         for rank in range(self.size):
             first, last = rows_of(self.total_rows, self.size, rank)
-            ours, theirs = rows[first:last].view(-1), wires[rank, : (last - first) * self.row_length]
+            ours, theirs = rows[first:last].reshape(-1), wires[rank, : (last - first) * self.row_length]
             ours.copy_(theirs) if into_rows else theirs.copy_(ours)
 
     def take_gradient(self, wire: torch.Tensor) -> None:

@@ -41,6 +41,7 @@ class Unit:
         self.divide_by: float = self.size * (dist.get_world_size(replicate_group) if replicate_group else 1)
         self.name = "model"  # its path below the root, for labels
         self.trained = [p for p in self.parameters if p.shard.requires_grad]
+        self.synchronises = True  # whether backward passes reduce the gradients
         self.lengths = [p.wire_length for p in self.parameters]
         self.is_unsharded = False
         self.gathering: tuple[Any, torch.Tensor] | None = None
@@ -75,6 +76,12 @@ class Unit:
                 parameter.show(parameter.full)
         self.gathering, self.is_unsharded = None, True
 
+    def follow_shards(self) -> None:
+        """Before a forward pass: parameters may have been converted, frozen or unfrozen since the last one."""
+        for parameter in self.parameters:
+            parameter.follow_shard()
+        self.trained = [p for p in self.parameters if p.shard.requires_grad]
+
     # reshard ----------------------------------------------------------------------------------------------------
 
     def reshard(self) -> None:
@@ -93,6 +100,7 @@ class Unit:
         """Whether there is something that the other ranks don't know yet."""
         return any(p.full.grad is not None for p in self.trained)
 
+    @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffers must not join that graph
     def start_reduce(self) -> None:
         """Start the reduce-scatter of the whole gradients, and free them."""
         self.finish_reduce()
@@ -108,6 +116,14 @@ class Unit:
             label=f"{self.name} reduce",
         )  # fmt: skip
         self.reducing = work, own, wires
+
+    def forget_gradients(self) -> None:
+        """Throw away what has not been reduced, or not to its end."""
+        if self.reducing is not None:
+            self.reducing[0].wait()
+        self.reducing, self.gradients_there = None, 0
+        for parameter in self.parameters:
+            parameter.full.grad = None
 
     def _operation(self) -> Any:
         mean_here = self.replicas is None and self.divide_by == self.size
