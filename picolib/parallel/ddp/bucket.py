@@ -43,20 +43,23 @@ class Bucket:
         self.missing = len(self.positions)
 
     @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffer must not join that graph
-    def put_in(self, place: int) -> None:
-        """Parameter number `place` of the bucket has its gradient: it moves into its view, unless it lives there."""
-        parameter, view = self.parameters[place], self.views[place]
-        gradient = parameter.grad
-        if gradient is None:  # unused on this rank: it adds nothing to the sum
-            view.zero_()
-        elif gradient.data_ptr() != view.data_ptr():
-            view.copy_(gradient)
-            if self.as_view:
+    def fill(self) -> None:
+        """Every gradient moves into its view, unless it lives there: one call for all, which small ones are glad of."""
+        moving = []
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:  # unused on this rank: it adds nothing to the sum
+                view.zero_()
+            elif parameter.grad.data_ptr() != view.data_ptr():
+                moving.append((parameter, view))
+        if moving:
+            torch._foreach_copy_([view for _, view in moving], [parameter.grad for parameter, _ in moving])
+        if self.as_view:
+            for parameter, view in moving:
                 parameter.grad = view
-        self.missing -= 1
 
     def start(self, op: Any, group: Any, algorithm: str) -> None:
-        """Start the all-reduce."""
+        """All gradients are there: start the all-reduce."""
+        self.fill()
         label = f"bucket {self.number}"
         self.work = comm.all_reduce(self.flat, op, group, async_op=True, algorithm=algorithm, label=label)
 

@@ -76,7 +76,7 @@ class Reducer:
             Bucket(number, positions, self.parameters, self.dtype, self.as_view)
             for number, positions in enumerate(buckets)
         ]
-        self.home = {p: (bucket, place) for bucket in self.buckets for place, p in enumerate(bucket.positions)}
+        self.home = {position: bucket for bucket in self.buckets for position in bucket.positions}
         self._start_over()
 
     def _start_over(self) -> None:
@@ -129,12 +129,12 @@ class Reducer:
         if self.order is not None:
             self.order.append(position)
         self._is_ready(position)
-        comm.poll()
+        if self.started:
+            comm.poll()
 
     def _is_ready(self, position: int) -> None:
         self.ready.add(position)
-        bucket, place = self.home[position]
-        bucket.put_in(place)
+        self.home[position].missing -= 1
         while self.started < len(self.buckets) and self.buckets[self.started].missing == 0:
             op = dist.ReduceOp.AVG if self.divide_by == self.size else dist.ReduceOp.SUM
             self.buckets[self.started].start(op, self.group, self.algorithm)
@@ -202,8 +202,5 @@ class Reducer:
         buckets = [[positions[i] for i in bucket] for bucket in buckets]
         if buckets != [bucket.positions for bucket in self.buckets]:
             self._build(buckets)
-            for position, parameter in enumerate(self.parameters):
-                bucket, place = self.home[position]
-                if parameter.grad is not None:
-                    bucket.put_in(place)
-            self._start_over()
+            for bucket in self.buckets:
+                bucket.fill()
