@@ -18,6 +18,7 @@ import torch.nn as nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from picolib import comm
+from picolib.parallel.hooks import who_reduces
 from picolib.parallel.spec import Shard, named_specs
 
 Clippable = nn.Module | torch.Tensor
@@ -46,7 +47,8 @@ def clip_grad_norm_(
 
     Raises:
         TypeError: something to clip is neither a module nor a tensor.
-        ValueError: max_norm or norm_type makes no sense, or a sharded parameter comes without its module.
+        ValueError: max_norm or norm_type makes no sense, a sharded parameter comes without its module, or the
+            gradients belong to a ZeroRedundancyOptimizer, which has a clip_grad_norm_ of its own.
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm={max_norm} must be 0 or more.")
@@ -77,11 +79,13 @@ def distinct_parameters(
     for part in given:
         if isinstance(part, nn.Module):
             for _, parameter, spec in named_specs(part):
+                _refuse_unreduced(parameter)
                 shards = [group for group, how in spec.placements if isinstance(how, Shard)] if spec else []
                 found[parameter] = tuple(shards)
         elif isinstance(part, torch.Tensor):
             if getattr(part, "picolib_shard", False) and part not in found:
                 raise ValueError("A sharded parameter can't be clipped by itself; give the module that it belongs to.")
+            _refuse_unreduced(part)
             found.setdefault(part, ())
         else:
             raise TypeError(f"{part!r} can't be clipped; give modules or parameters.")
@@ -89,6 +93,11 @@ def distinct_parameters(
     for parameter, sharers in found.items():
         holders.setdefault(sharers, []).append(parameter)
     return holders or {(): []}
+
+
+def _refuse_unreduced(parameter: torch.Tensor) -> None:
+    if who_reduces(parameter) == "ZeroRedundancyOptimizer":  # not before its step: until then each rank has its own
+        raise ValueError("ZeroRedundancyOptimizer reduces these gradients: call its clip_grad_norm_(max_norm) instead.")
 
 
 def norm_of_own_gradients(parameters: Iterable[torch.Tensor], norm_type: float) -> torch.Tensor:

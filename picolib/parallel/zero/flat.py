@@ -43,6 +43,7 @@ class FlatBucket:
             view.copy_(parameter.detach())
             parameter.data = view
         self.pieces = self._pieces_of(rank)
+        self.adding = [True] * len(self.positions)  # parameters that take part; not one that has been frozen
         self.incoming: torch.Tensor | None = None  # the reduced part that is on its way
         self.work: Any = None
 
@@ -73,9 +74,16 @@ class FlatBucket:
             begin += stop - start
         return pieces
 
+    def moved(self) -> list[int]:
+        """Positions of parameters that no longer live in the flat buffer, so that a step would not reach them."""
+        pairs = zip(self.positions, self.parameters, self.views(self.flat), strict=True)
+        return [i for i, p, view in pairs if p.data_ptr() != view.data_ptr() or p.dtype != view.dtype]
+
+    @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffers must not join that graph
     def start_reduce_scatter(self, op: Any, group: Any, algorithm: str) -> None:
         """Start to sum the ranks' gradients, each rank its part. A parameter without a gradient adds nothing."""
         gradients = torch.zeros_like(self.flat)
+        self.adding = [p.requires_grad or p.grad is not None for p in self.parameters]
         for parameter, view in zip(self.parameters, self.views(gradients), strict=True):
             if parameter.grad is not None:
                 view.copy_(parameter.grad)
@@ -93,7 +101,10 @@ class FlatBucket:
             self.incoming.div_(divide_by)
         lengths = [piece.stop - piece.start for piece in self.pieces]
         parts = self.incoming[: sum(lengths)].split(lengths)
+        adding = dict(zip(self.positions, self.adding, strict=True))
         for piece, part in zip(self.pieces, parts, strict=True):
+            if not adding[piece.position]:
+                continue
             piece.shard.grad = part if piece.shard.grad is None else piece.shard.grad.add_(part)
         self.work = self.incoming = None
 

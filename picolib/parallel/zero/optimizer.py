@@ -15,7 +15,7 @@ from picolib.comm.groups import resolve
 from picolib.parallel.agree import all_agree
 from picolib.parallel.choice import settled_algorithm
 from picolib.parallel.ddp.bucketed import assign_buckets
-from picolib.parallel.hooks import GradientHook, refuse_what_is_reduced_already
+from picolib.parallel.hooks import GradientHook, refuse_sparse, refuse_what_is_reduced_already
 from picolib.parallel.zero.elementwise import refuse_unless_elementwise
 from picolib.parallel.zero.flat import FlatBucket
 from picolib.parallel.zero.full_state import full_state, take_from_full_state
@@ -27,10 +27,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     """Data parallelism in which each of N ranks keeps 1/N of the optimizer's state, in stage 2 of gradients too.
 
     Wrap nothing in DistributedDataParallel: the parameters are copied from the first rank, and the gradients reduced,
-    here. Stage 1 leaves `.grad` as this rank's own
-    until `step()`, which sends (N-1)/N of the gradients' bytes (reduce-scatter) and as many of the parameters'
-    (all-gather). Stage 2 reduce-scatters each bucket during the backward pass, frees its gradients, and keeps this
-    rank's part: less memory, and a reduce-scatter in every backward pass instead of one a step.
+    here. Stage 1 leaves `.grad` as this rank's own until `step()`, which sends (N-1)/N of the gradients' bytes
+    (reduce-scatter) and as many of the parameters' (all-gather). Stage 2 reduce-scatters each bucket during the
+    backward pass, frees its gradients, and keeps this rank's part: less memory, and a reduce-scatter in every backward
+    pass instead of one a step.
+
+    Forget gradients with this optimizer's `zero_grad()`: in stage 2 the module's own can't see them. A parameter that
+    the loss did not use counts as one with a gradient of zeros in stage 2, and is an error in stage 1.
 
     Args:
         params: parameters or groups of them, as for any optimizer, the same on all ranks.
@@ -45,7 +48,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     Raises:
         ValueError: the optimizer is not element-wise, the parameters belong to DistributedDataParallel, or differ
             between ranks.
-        RuntimeError: from `step()`, where a parameter has no gradient on this rank.
+        RuntimeError: from `step()`, where a parameter has no gradient on this rank, has moved to other memory
+            (`module.to(...)`), or was unfrozen after the optimizer was built.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.
     """
@@ -73,6 +77,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self.parameters: list[nn.Parameter] = [p for group in self.param_groups for p in group["params"]]
         trained = [p for p in self.parameters if p.requires_grad]
         refuse_what_is_reduced_already("params", trained)
+        if not trained:
+            raise ValueError("params must have one that requires a gradient: there is nothing to step on here.")
         all_agree("params", [f"{p.dtype} {list(p.shape)}" for p in self.parameters], process_group)
         device = self.parameters[0].device
         self.algorithm = settled_algorithm(algorithm, "reduce_scatter", device, process_group)
@@ -81,6 +87,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             for name in inner.keys() - outer.keys():
                 outer[name] = inner[name]  # betas and the like, where schedulers and state_dict look for them
+        self.defaults = {**self.inner.defaults}
         self._start_over()
         self.fresh: set[nn.Parameter] = set()  # with a local gradient that is not reduced yet
         hook = GradientHook("ZeroRedundancyOptimizer", self, lambda zero, p: zero._gradient_is_there(p))
@@ -99,6 +106,22 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             comm.broadcast(frozen.data, group=self.process_group, group_src=0)
         self.home = {self.parameters[i]: bucket for bucket in buckets for i in bucket.positions}
         return buckets
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while the optimizer is being built: the buckets are cut once.
+
+        Raises:
+            RuntimeError: any later.
+        """
+        if hasattr(self, "inner"):
+            raise RuntimeError(
+                "ZeroRedundancyOptimizer can't add_param_group: give all groups to it when it is built, and freeze "
+                "what should not be trained yet."
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> Any:
+        raise TypeError("ZeroRedundancyOptimizer can't be copied or pickled: take its state_dict().")
 
     def _shard_groups(self) -> list[dict[str, Any]]:
         """The parameter groups with this rank's pieces in place of the parameters, in the parameters' order."""
@@ -119,6 +142,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         self.will_end = False
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
+        refuse_sparse(parameter.grad, f"Parameter number {self._number(parameter)}")
         self.fresh.add(parameter)
         if self.stage == 1:
             return
@@ -130,6 +154,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             self._reduce(self.buckets[self.started])
             self.started += 1
         comm.poll()
+
+    def _number(self, parameter: nn.Parameter) -> int:
+        return next(i for i, p in enumerate(self.parameters) if p is parameter)
 
     def _is_complete(self, bucket: FlatBucket) -> bool:
         return self.ready[bucket.number] == len(bucket.positions)
@@ -157,12 +184,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def finalize_grads(self) -> None:
         """Reduce what has not been reduced yet, and wait for it: then every piece has its gradient. Idempotent."""
         if self.stage == 1 and self.fresh:
-            missing = [p for p in self.home if p.grad is None]
+            missing = [p for p in self.home if p.grad is None and p.requires_grad]
             if missing:
-                place = next(i for i, p in enumerate(self.parameters) if p is missing[0])
                 raise RuntimeError(
-                    f"{len(missing)} parameters have no gradient on this rank, the first is number {place} of shape "
-                    f"{list(missing[0].shape)}: freeze with requires_grad_(False) what the loss does not need."
+                    f"{len(missing)} parameters have no gradient on this rank, the first is number "
+                    f"{self._number(missing[0])} of shape {list(missing[0].shape)}: freeze with requires_grad_(False) "
+                    "what the loss does not need."
                 )
             for bucket in self.buckets:
                 for piece in bucket.pieces:
@@ -180,6 +207,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_what_a_step_would_not_reach()
         self.finalize_grads()
         for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             inner.update({name: value for name, value in outer.items() if name != "params"})  # a scheduler's lr
@@ -189,12 +217,26 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             gather.wait()
         return loss
 
+    def _refuse_what_a_step_would_not_reach(self) -> None:
+        for number in (number for bucket in self.buckets for number in bucket.moved()):
+            raise RuntimeError(
+                f"Parameter number {number} has moved to other memory since this optimizer was built: call "
+                "module.to(...) first, then build the optimizer."
+            )
+        for number, parameter in enumerate(self.parameters):
+            if parameter.requires_grad and parameter not in self.home:
+                raise RuntimeError(
+                    f"Parameter number {number} requires a gradient now, and did not when this optimizer was built: "
+                    "build it while everything that will be trained requires a gradient, then freeze."
+                )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, this rank's own and the reduced ones."""
+        """Forget all gradients, this rank's own and the reduced ones, and a backward pass that failed."""
         super().zero_grad(set_to_none)
         self.fresh.clear()
         for bucket in self.buckets:
             bucket.take_in(1)
+        self._start_over()
         self.inner.zero_grad(True)
 
     @torch.no_grad()
@@ -204,7 +246,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         Call it between `backward()` and `step()`. Returns the norm before. One all-reduce of one number.
         """
         self.finalize_grads()
-        shards = [piece.shard for bucket in self.buckets for piece in bucket.pieces]
+        shards = [piece.shard for bucket in self.buckets for piece in bucket.pieces if piece.shard.grad is not None]
         square = torch.zeros((), dtype=torch.float64, device=self.buckets[0].flat.device)
         for shard in shards:
             square += shard.grad.double().square().sum()
