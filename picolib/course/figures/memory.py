@@ -130,10 +130,11 @@ def part_color(name: str) -> str:
 
 def _legend(figure: Figure, names: Sequence[str]) -> None:
     x = 20.0
-    for name in names:
-        figure.box(x, 52, 14, 12, fill=part_color(name))
-        figure.text(x + 20, 58, name, size=SMALL, color=MUTED)
-        x += 40 + text_width(name, SMALL)
+    for color in dict.fromkeys(map(part_color, names)):
+        text = " / ".join(name for name in names if part_color(name) == color)
+        figure.box(x, 52, 14, 12, fill=color)
+        figure.text(x + 20, 58, text, size=SMALL, color=MUTED)
+        x += 40 + text_width(text, SMALL)
 
 
 def _told(parts: Mapping[str, float]) -> str:
