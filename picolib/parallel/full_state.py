@@ -41,8 +41,9 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, torch.Tensor]) -
     if wrong:
         where = "lacks" if wrong[0] in expected else "has"
         raise ValueError(f"state must have the model's names, but it {where} {wrong[0]}.")
-    for name, (parameter, spec) in targets.items():
-        shape = parameter.shape if spec is None else spec.shape
+    shapes = {name: p.shape if spec is None else spec.shape for name, (p, spec) in targets.items()}
+    shapes |= {name: buffer.shape for name, buffer in buffers.items() if name in state}
+    for name, shape in shapes.items():
         if state[name].shape != shape:
             raise ValueError(f"state[{name!r}] must have shape {list(shape)}, got {list(state[name].shape)}.")
     for name, (parameter, spec) in targets.items():

@@ -7,6 +7,7 @@ states, clipping, checkpoints and initialisation.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,21 @@ class ShardSpec:
     name: str
     shape: torch.Size
     placements: tuple[tuple[Any, Shard | Replicate | Partial], ...]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ShardSpec:
+        return self  # of the same groups; nobody can copy those
+
+
+class HasGroup:
+    """For modules with a process group in `group`: a deep copy works in the same group."""
+
+    group: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HasGroup:
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self.group)] = self.group
+        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return twin
 
 
 def set_spec(module: nn.Module, attribute: str, spec: ShardSpec) -> None:

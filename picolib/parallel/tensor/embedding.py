@@ -10,30 +10,52 @@ import torch.nn.functional as F
 from torch import nn
 
 from picolib.comm import functional
-from picolib.parallel.spec import Shard, ShardSpec, rows_of, set_spec
+from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec
 from picolib.parallel.tensor.linear import SEQUENCE, ColumnParallelLinear
+from picolib.parallel.tensor.loss import refuse_outside
 
 
-class VocabParallelEmbedding(nn.Embedding):
+class VocabParallelEmbedding(HasGroup, nn.Embedding):
     """Token ids [...] -> vectors [..., embedding_dim]. Each rank looks up its own rows and gives zeros for the others.
 
     The sum over the group (one all-reduce) is then the vector, since every token has one owner. With
-    `sequence_parallel` each rank keeps its tokens only (a reduce-scatter).
+    `sequence_parallel` each rank keeps its tokens only (a reduce-scatter). The row `padding_idx` gets no gradient.
+
+    Raises:
+        IndexError: from forward, a token that is not in the vocabulary (told on CPU, as torch does).
     """
 
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, *, group: Any = None, sequence_parallel: bool = False
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        group: Any = None,
+        sequence_parallel: bool = False,
+        padding_idx: int | None = None,
     ) -> None:
         first, last = rows_of(num_embeddings, dist.get_world_size(group), dist.get_rank(group))
         super().__init__(max(last - first, 1), embedding_dim)  # nn.Embedding has no table without rows
         self.group, self.first, self.last, self.sequence_parallel = group, first, last, sequence_parallel
+        self.whole_embeddings = num_embeddings
         self.weight = nn.Parameter(self.weight.detach()[: last - first].clone())
+        if padding_idx is not None and first <= padding_idx < last:
+            self.padding_idx = padding_idx - first  # among this rank's rows
+            self._fill_padding_idx_with_zero()
         shape = torch.Size([num_embeddings, embedding_dim])
         set_spec(self, "weight", ShardSpec("weight", shape, ((group, Shard(0)),)))
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, *, group: Any = None, **options: Any) -> VocabParallelEmbedding:
-        """This rank's rows of a whole table, as copies."""
+        """This rank's rows of a whole table, as copies.
+
+        Raises:
+            ValueError: the table has an option that would need to know of the other ranks' rows.
+        """
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(embedding, option):
+                raise ValueError(f"embedding must not have {option}={getattr(embedding, option)!r} to be cut by rows.")
+        options.setdefault("padding_idx", embedding.padding_idx)
         part = cls(embedding.num_embeddings, embedding.embedding_dim, group=group, **options).to(embedding.weight)
         with torch.no_grad():
             part.weight.copy_(embedding.weight[part.first : part.last])
@@ -42,9 +64,11 @@ class VocabParallelEmbedding(nn.Embedding):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens' vectors, on every rank."""
+        refuse_outside(tokens, self.whole_embeddings, "tokens")
         elsewhere = (tokens < self.first) | (tokens >= self.last)
         if len(self.weight):
-            found = F.embedding((tokens - self.first).masked_fill(elsewhere, 0), self.weight)
+            rows = (tokens - self.first).masked_fill(elsewhere, 0)
+            found = F.embedding(rows, self.weight, self.padding_idx)
             found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
         else:
             found = self.weight.sum() * self.weight.new_zeros(*tokens.shape, self.weight.shape[1])

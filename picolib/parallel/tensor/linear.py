@@ -16,13 +16,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from picolib import comm
 from picolib.comm import functional
-from picolib.parallel.spec import Shard, ShardSpec, rows_of, set_spec
+from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec
 
 SEQUENCE = -2  # the dimension of tokens in [..., sequence, features]
 
 
-class _Cut(nn.Linear):
+class _Cut(HasGroup, nn.Linear):
     """A linear layer of which this rank holds rows `first` to `last` of dimension `cut` of the weight."""
 
     cut: int
@@ -48,6 +49,8 @@ class _Cut(nn.Linear):
             if linear.bias is not None:
                 part.bias.copy_(linear.bias[part.first : part.last] if cls.cut == 0 else linear.bias)
         part.weight.requires_grad_(linear.weight.requires_grad)
+        if linear.bias is not None:
+            part.bias.requires_grad_(linear.bias.requires_grad)
         return part
 
 
@@ -121,7 +124,7 @@ class RowParallelLinear(_Cut):
         super().__init__(in_features, out_features, bias, group)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
         if bias and sequence_parallel:
-            sum_gradient_over(self.bias, group)
+            sum_gradient_over(self, "bias", group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The whole output, on every rank (or this rank's tokens of it)."""
@@ -135,13 +138,21 @@ class RowParallelLinear(_Cut):
         return y if self.bias is None else y + self.bias
 
 
-def sum_gradient_over(parameter: nn.Parameter, group: Any) -> None:
-    """For a replicated parameter that sees a part of the tokens on each rank: its gradient is the sum of the ranks'."""
-    from picolib import comm
+def sum_gradient_over(module: nn.Module, attribute: str, group: Any) -> None:
+    """For a replicated parameter that sees a part of the tokens on each rank: its gradient is the sum of the ranks'.
+
+    The module says so, at each forward pass: a hook on the parameter alone would stay behind where the module gets
+    another one, as by deepcopy or fully_shard.
+    """
 
     def summed(gradient: torch.Tensor) -> torch.Tensor:
         total = gradient.clone()
         comm.all_reduce(total, group=group, label="gradient of a replicated parameter")
         return total
 
-    parameter.register_hook(summed)
+    def watch(module: nn.Module, args: tuple) -> None:
+        parameter = getattr(module, attribute)
+        if parameter.requires_grad and summed not in (parameter._backward_hooks or {}).values():
+            parameter.register_hook(summed)
+
+    module.register_forward_pre_hook(watch)

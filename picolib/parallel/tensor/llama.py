@@ -41,9 +41,9 @@ def parallelize(model: nn.Module, group: Any = None, *, sequence_parallel: bool 
         _cut_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj", group, sequence_parallel)
         if sequence_parallel:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-                sum_gradient_over(norm.weight, group)
+                sum_gradient_over(norm, "weight", group)
     if sequence_parallel:
-        sum_gradient_over(model.model.norm.weight, group)
+        sum_gradient_over(model.model.norm, "weight", group)
     options = {"group": group, "sequence_parallel": sequence_parallel}
     model.model.embed_tokens = VocabParallelEmbedding.from_embedding(model.model.embed_tokens, **options)
     model.lm_head = VocabParallelLinear.from_linear(model.lm_head, **options)

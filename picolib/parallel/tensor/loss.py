@@ -41,15 +41,29 @@ def vocab_parallel_cross_entropy(
 
     Raises:
         ValueError: reduction or label_smoothing makes no sense.
+        IndexError: a target that is not in the vocabulary (told on CPU, as torch does).
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}.")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be from 0 to 1, got {label_smoothing!r}.")
+    refuse_outside(
+        target.masked_fill(target == ignore_index, 0), logits.shape[-1] * dist.get_world_size(group), "target"
+    )
     losses = _CrossEntropy.apply(logits.flatten(0, -2), target.flatten(), group, ignore_index, label_smoothing)
     if reduction == "none":
         return losses.view(target.shape)
     return losses.sum() / (target != ignore_index).sum() if reduction == "mean" else losses.sum()
+
+
+def refuse_outside(numbers: torch.Tensor, vocabulary: int, argument: str) -> None:
+    """IndexError for a number that no rank owns. (On a GPU to ask would mean to wait for it.)"""
+    if numbers.device.type != "cpu" or not numbers.numel():
+        return
+    least, most = (int(number) for number in numbers.aminmax())
+    if least < 0 or most >= vocabulary:
+        wrong = least if least < 0 else most
+        raise IndexError(f"{argument} must be numbers from 0 to {vocabulary - 1}, got {wrong}.")
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -86,6 +100,8 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         """softmax - target, on this rank's part of the vocabulary: nothing is sent."""
+        if torch.is_grad_enabled():  # create_graph: what follows would count as constant
+            raise RuntimeError("vocab_parallel_cross_entropy can't be differentiated twice.")
         probabilities, here, column, counts, real, vocabulary = ctx.saved_tensors
         slope = probabilities.clone()
         slope.scatter_add_(1, column, -(1 - ctx.smoothing) * here.to(slope.dtype).unsqueeze(1))
