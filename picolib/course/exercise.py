@@ -83,6 +83,8 @@ class Exercise:
         steps: (world size) -> steps on the critical path, each message taking one.
         rules: (attempt) -> text, for faults that this exercise knows best; tried before the general ones.
         blocked: what to say after the explanation of a deadlock; beyond: after that of a rank that there is not.
+        raised: (pattern, text): what to say after an error whose text the pattern is found in.
+        ended: (attempt, explanation) -> text or None, for a run that an error has ended; tried before blocked, beyond.
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
         call: (fn, arguments) -> output, run inside each rank in place of `fn(*arguments)`.
         keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
@@ -112,6 +114,8 @@ class Exercise:
     rules: tuple[Callable[[Any], str | None], ...] = ()
     blocked: str = ""
     beyond: str = ""
+    ended: Callable[[Any, str], str | None] | None = None
+    raised: tuple[tuple[str, str], ...] = ()
     judge: Callable[[Any], str | None] | None = None
     call: Callable[[Any, tuple], Any] | None = None
     keeps: str = ""

@@ -24,6 +24,7 @@ from picolib.course import lessons
 from picolib.course.catalogue import exercises
 from picolib.course.check import examine, failed_text, passed_text
 from picolib.course.exercise import Exercise
+from picolib.course.judge import UNREADABLE
 
 NOTEBOOK_SECONDS = 300
 PASSED, FAILED, NOT_ATTEMPTED, NOT_EXECUTED = "passed", "not passed", "not attempted", "not executed"
@@ -148,7 +149,10 @@ def _row(exercise: Exercise, claim: Claim | None, folder: Path, failed: Mapping[
     if not function.exists():
         errors = [failed[str(number)] for number in claim.cells if str(number) in failed]
         return Row(exercise, NOT_EXECUTED, errors[0] if errors else "its cell could not be run", note)
-    verdict = examine(exercise, function.read_bytes())
+    try:
+        verdict = examine(exercise, function.read_bytes())
+    except Exception:  # one answer that nobody has thought of must not end the grading of all others
+        return Row(exercise, FAILED, f"Exercise {exercise.id}, {exercise.title}: not right yet.\n\n{UNREADABLE}", note)
     if not verdict.attempted:
         return Row(exercise, NOT_ATTEMPTED, failed_text(verdict), note)
     if not verdict.passed:

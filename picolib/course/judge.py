@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,33 @@ import torch
 
 from picolib.course import crosscheck, digits, replay, values
 from picolib.course.divergence import first_divergence, same_messages
+from picolib.course.ended import explained
 from picolib.course.exercise import COLLECTIVES
 from picolib.course.trial import Attempt
 from picolib.course.words import number_of, ranks_text
 from picolib.launch.wording import source_line
 
 ITSELF = "itself; ranks can only exchange messages with others"
+TENSOR_FIRST = "The tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
+# What an error's text (with the learner's lines) may hold, and what to say after it.
+TIPS = (
+    (r"in _check_not_self_rank", TENSOR_FIRST),
+    (r"(?s)Expected parameter `tensor` of type torch.Tensor.*\bi?(send|recv)\(", TENSOR_FIRST),
+    (r"(?s)NoneType.*\.grad\b", "p.grad is None as long as no backward pass has reached p on this rank."),
+    (
+        r"Expected parameter `tensor` of type torch.Tensor",
+        "A collective works in place, on a tensor: make one first, such as count = torch.tensor(3.0).",
+    ),
+    (
+        r"cannot register a hook on a tensor that doesn't require gradient",
+        "A frozen parameter (requires_grad is False) gets no gradient, so nothing ever calls a hook on it: "
+        "leave it out there, and only there.",
+    ),
+)
+UNREADABLE = (
+    "What your function left behind cannot be judged, so it counts as not passed: does it return, and change, "
+    "all that its docstring asks for, and nothing else?"
+)
 
 
 @dataclass(frozen=True)
@@ -26,10 +46,21 @@ class Fault:
     text: str
     table: str = ""
     divergence: str = ""
+    cause: Exception | None = None  # what went wrong in the judgement itself, for whoever writes exercises
 
 
 def judge(attempt: Attempt) -> Fault | None:
-    """The fault of an attempt that has run or failed; None when there is none."""
+    """The fault of an attempt that has run or failed; None when there is none.
+
+    Functions leave behind what no exercise has thought of. Where the judgement fails on it, that is a fault too.
+    """
+    try:
+        return _first_fault(attempt)
+    except Exception as error:
+        return Fault(UNREADABLE, cause=error)
+
+
+def _first_fault(attempt: Attempt) -> Fault | None:
     if attempt.error is not None:
         return Fault(explained(attempt))
     if attempt.case.tampered:
@@ -50,28 +81,6 @@ def judge(attempt: Attempt) -> Fault | None:
         if text:
             return Fault(text, "", first_divergence(attempt))
     return None
-
-
-def explained(attempt: Attempt) -> str:
-    """The error that ended a run, in the words of a check."""
-    name, text = type(attempt.error).__name__, str(attempt.error)
-    if name == "RankTimeout":
-        return f"Your function was not through in time: {_why_so_long(text)}\n{text}"
-    if name == "DeadlockError" and attempt.exercise.blocked:
-        return f"{text}\n\n{attempt.exercise.blocked}"
-    nowhere = "there is no rank" in text or (f" {ITSELF}" in text and attempt.world_size > 1)
-    if nowhere and attempt.exercise.beyond:
-        return f"{text}\n\n{attempt.exercise.beyond}"
-    if re.search(r"in _check_not_self_rank|Expected parameter `tensor` of type torch.Tensor", text):
-        return f"{text}\n\nThe tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
-    return text
-
-
-def _why_so_long(text: str) -> str:
-    """A rank that stands in a message has no loop without end."""
-    if re.search(r"\b(wait|send|recv|barrier)\(", text):
-        return "a rank still waits in a message. Has every handle been waited for, and every send its receive?"
-    return "is there a loop without end?"
 
 
 def _forbidden(attempt: Attempt) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 import io
 import itertools
 import os
@@ -21,9 +22,11 @@ import torch
 import torch.distributed as dist
 
 from picolib.course.exercise import Case, Exercise
+from picolib.launch.frames import is_library
 
 LONGEST = 2.5  # seconds for one run on a machine that is free, so that a check stays within 3
 NOT_ATTEMPTED = "not attempted"
+AFTERWARDS = "Your function had returned by then: this came of what it returned, or left behind."
 
 
 @dataclass
@@ -83,6 +86,7 @@ class Attempt:
     error: Exception | None = None
     not_attempted: bool = False
     stub: str = ""  # the function that is not written yet: the learner's own, or one that it calls
+    source: str = ""  # of the learner's function, where Python knows it
 
     @property
     def world_size(self) -> int:
@@ -193,13 +197,19 @@ def _without_the_watch(error: Exception) -> None:
 
 
 def _end_with_the_learner(error: Exception) -> None:
-    """For what `observe` has refused: cut the traceback so that the learner's own line is the last to be shown."""
+    """Cut what failed in the check's own code behind the learner's last line, which is the last to be shown.
+
+    Such as what `observe` has refused, or a module of the exercise that was called with something odd. Where no line
+    is the learner's, the function had returned.
+    """
     steps = [step for step, _ in traceback.walk_tb(error.__traceback__)]
     names = [step.f_globals.get("__name__", "") for step in steps]
-    if "picolib.course.observe" not in names:
+    last = max((i for i, step in enumerate(steps) if not is_library(step.f_code.co_filename)), default=None)
+    if last is None:
+        error.__notes__ = [*getattr(error, "__notes__", []), AFTERWARDS]  # add_note() is younger than Python 3.10
         return
-    inside = ("torch.", "picolib.")
-    last = max(i for i, name in enumerate(names) if not name.startswith(inside))
+    if not any(name.startswith("picolib.course") for name in names[last:]):
+        return
     entry = error.__traceback__
     for _ in range(last):
         entry = entry.tb_next  # type: ignore[union-attr]
@@ -221,7 +231,7 @@ def plain(value: Any) -> Any:
 
 def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]:
     """Run `fn` on these cases (all of one world size) in one run."""
-    tried = [Attempt(exercise, case) for case in cases]
+    tried = [Attempt(exercise, case, source=source_of(fn)) for case in cases]
     try:
         answers = _run(exercise, fn, cases)
     except Exception as error:  # whatever ends a run is explained by its text
@@ -235,6 +245,14 @@ def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]
     for number, one in enumerate(tried):
         one.ranks = [_record(answer[number], exercise) for answer in answers]
     return tried
+
+
+def source_of(fn: Any) -> str:
+    """The text of a function; empty where Python does not know it."""
+    try:
+        return inspect.getsource(fn)
+    except (OSError, TypeError):
+        return ""
 
 
 def _record(answer: list, exercise: Exercise) -> RankRecord:

@@ -178,3 +178,28 @@ def test_inputs_are_new_with_every_seed_and_differ_by_rank(exercise):
     one, other = (exercise.cases(size, seed)[-1].inputs for seed in (1, 2))
     assert str(one) != str(other)
     assert str(one[0]) != str(one[1])
+
+
+def test_what_no_exercise_has_thought_of_is_one_sentence_and_no_traceback():
+    def takes_a_parameter_away(module, group):
+        module.norm.weight = None
+
+    def calls_with_something_odd(model, batches, lr):
+        model(torch.zeros(0))
+
+    verdict = examine(by_id("3.1"), takes_a_parameter_away)
+    assert not verdict.passed and isinstance(verdict.fault.cause, KeyError)
+    assert "cannot be judged, so it counts as not passed" in failed_text(verdict)
+    text = failed_text(examine(by_id("3.7"), calls_with_something_odd))
+    assert "model(torch.zeros(0))" in text and "picolib" not in text
+
+
+def test_what_goes_wrong_after_the_function_has_returned_is_said_to():
+    def changes_what_backward_needs(token_losses):
+        loss = token_losses.exp()
+        result = loss.sum()
+        loss += 1
+        return result
+
+    text = failed_text(examine(by_id("3.2"), changes_what_backward_needs))
+    assert "modified by an inplace operation" in text and "had returned by then" in text and "picolib" not in text

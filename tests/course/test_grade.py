@@ -117,3 +117,13 @@ def test_an_explanation_quotes_the_learner_s_cell_and_line(tmp_path):
     text = grade.junit_xml({"n.ipynb": rows})
     assert "cell 3, line 3:  dist.recv(theirs, 1 - dist.get_rank())" in text
     assert "cell 4, line 2, in my_share" in text and "return items[99]" in text and "dynamic-code" not in text
+
+
+def test_an_answer_that_breaks_the_check_does_not_end_the_grading(tmp_path, monkeypatch):
+    def breaks(*_):
+        raise KeyError("in the check")
+
+    monkeypatch.setattr(grade, "examine", breaks)
+    rows = grade.grade(write(tmp_path / "n.ipynb", START, SHARE))
+    assert [row.result for row in rows if row.exercise.id == "0.1"] == ["not passed"]
+    assert "cannot be judged" in grade.table(rows) and "KeyError" not in grade.junit_xml({"n": rows})
