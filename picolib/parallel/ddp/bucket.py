@@ -43,32 +43,34 @@ class Bucket:
         self.missing = len(self.positions)
 
     @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffer must not join that graph
-    def fill(self) -> None:
-        """Every gradient moves into its view, unless it lives there: one call for all, which small ones are glad of."""
-        moving = []
+    def fill(self, scale: float = 1.0) -> None:
+        """Every gradient moves into its view, unless it lives there, and is scaled on the way.
+
+        Scaling first costs no pass over the memory of its own, and the sum of halves overflows later than half the sum.
+        """
         for parameter, view in zip(self.parameters, self.views, strict=True):
-            if parameter.grad is None:  # unused on this rank: it adds nothing to the sum
+            gradient = parameter.grad
+            if gradient is None:  # unused on this rank: it adds nothing to the sum
                 view.zero_()
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                moving.append((parameter, view))
-        if moving:
-            torch._foreach_copy_([view for _, view in moving], [parameter.grad for parameter, _ in moving])
-        if self.as_view:
-            for parameter, view in moving:
+            elif scale != 1 and gradient.dtype == view.dtype:
+                torch.mul(gradient, scale, out=view)
+            elif gradient.data_ptr() != view.data_ptr():
+                view.copy_(gradient)
+                if scale != 1:
+                    view.mul_(scale)
+            if gradient is not None and self.as_view:
                 parameter.grad = view
 
-    def start(self, op: Any, group: Any, algorithm: str) -> None:
-        """All gradients are there: start the all-reduce."""
-        self.fill()
+    def start(self, scale: float, group: Any, algorithm: str) -> None:
+        """All gradients are there: start to sum them, each times `scale`."""
+        self.fill(scale)
         label = f"bucket {self.number}"
-        self.work = comm.all_reduce(self.flat, op, group, async_op=True, algorithm=algorithm, label=label)
+        self.work = comm.all_reduce(self.flat, group=group, async_op=True, algorithm=algorithm, label=label)
 
-    def wait(self, divide_by: float) -> None:
-        """Run the all-reduce to its end; divide where the operation was a sum."""
+    def wait(self) -> None:
+        """Run the all-reduce to its end."""
         self.work.wait()
         self.work = None
-        if divide_by != 1:
-            self.flat.div_(divide_by)
 
     def abandon(self) -> None:
         """After a backward pass that failed: let the all-reduce end, whatever it sums."""

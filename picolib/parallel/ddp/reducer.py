@@ -136,8 +136,7 @@ class Reducer:
         self.ready.add(position)
         self.home[position].missing -= 1
         while self.started < len(self.buckets) and self.buckets[self.started].missing == 0:
-            op = dist.ReduceOp.AVG if self.divide_by == self.size else dist.ReduceOp.SUM
-            self.buckets[self.started].start(op, self.group, self.algorithm)
+            self.buckets[self.started].start(1 / self.divide_by, self.group, self.algorithm)
             self.started += 1
 
     # The end ----------------------------------------------------------------------------------------------------
@@ -167,7 +166,7 @@ class Reducer:
             self._is_ready(position)
         used = self._used_anywhere() if self.find_unused else [p.requires_grad for p in self.parameters]
         for bucket in self.buckets:
-            bucket.wait(1 if self.divide_by == self.size else self.divide_by)
+            bucket.wait()
             bucket.hand_out([used[position] for position in bucket.positions])
         self.settled = set(range(len(self.parameters)))
         self.fresh.clear()
