@@ -31,12 +31,20 @@ class Verdict:
     attempt: Attempt | None = None
     attempted: bool = True
     passed_sizes: list[int] = field(default_factory=list)
+    passed_kinds: set[str] = field(default_factory=set)
     home: Attempt | None = None
 
     @property
     def passed(self) -> bool:
         """Whether everything was right."""
         return self.attempted and self.fault is None
+
+    @property
+    def wrong_by_size(self) -> bool:
+        """Whether data of the same kind was right on other numbers of ranks: then it is the number that matters."""
+        if self.attempt is None or self.attempt.world_size in self.passed_sizes:
+            return False
+        return self.attempt.case.kind in self.passed_kinds
 
 
 def examine(exercise: Exercise, fn: Any, seed: int | None = None) -> Verdict:
@@ -60,6 +68,7 @@ def examine(exercise: Exercise, fn: Any, seed: int | None = None) -> Verdict:
             verdict.fault = None if one.not_attempted else judge(one)
             if not verdict.passed:
                 return verdict
+        verdict.passed_kinds |= {case.kind for case in cases}
         if cases[0].world_size not in verdict.passed_sizes:
             verdict.passed_sizes.append(cases[0].world_size)
     return verdict
@@ -115,10 +124,10 @@ def failed_text(verdict: Verdict) -> str:
     if not verdict.attempted:
         return f"Exercise {exercise.id}: not attempted yet" + _missing_part(verdict)
     assert fault is not None and verdict.attempt is not None
-    size = verdict.attempt.world_size
     text = fault.text
-    if verdict.passed_sizes and size not in verdict.passed_sizes:
-        text = f"Right on {sizes_text(verdict.passed_sizes)}, wrong on {size}: {text}"
+    if verdict.wrong_by_size:
+        where = f"wrong on {verdict.attempt.world_size}"
+        text = f"Right on {sizes_text(verdict.passed_sizes)}, {where}: {text}"
     head = f"Exercise {exercise.id}, {exercise.title}: not right yet."
     parts = [head, text, fault.table, fault.divergence, f"Stuck? hint({exercise.function})"]
     return "\n\n".join(part for part in parts if part)

@@ -82,7 +82,8 @@ class Exercise:
         script: (world size, rank) -> the reference's messages in order, to find the first difference.
         steps: (world size) -> steps on the critical path, each message taking one.
         rules: (attempt) -> text, for faults that this exercise knows best; tried before the general ones.
-        blocked: what to say after the explanation of a deadlock; beyond: after that of a rank that there is not.
+        blocked: what to say after the explanation of a deadlock; circle: the same, where ranks wait for each other.
+        beyond: what to say after the explanation of a rank that there is not.
         raised: (pattern, text): what to say after an error whose text the pattern is found in.
         ended: (attempt, explanation) -> text or None, for a run that an error has ended; tried before blocked, beyond.
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
@@ -113,6 +114,7 @@ class Exercise:
     steps: Callable[[int], int] | None = None
     rules: tuple[Callable[[Any], str | None], ...] = ()
     blocked: str = ""
+    circle: str = ""
     beyond: str = ""
     ended: Callable[[Any, str], str | None] | None = None
     raised: tuple[tuple[str, str], ...] = ()

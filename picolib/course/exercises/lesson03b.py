@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,23 +23,27 @@ SHAPES = {  # in the order of model.parameters(): the backward pass comes to the
     "embedding.weight": (2, 3),
     "layers.0.weight": (6, 4),
     "layers.0.bias": (6,),
-    "layers.1.weight": (8, 4),
-    "layers.1.bias": (8,),
+    "layers.1.weight": (5, 12),
+    "layers.1.bias": (5,),
     "norm.weight": (3,),
+    "norm.bias": (3,),
     "lm_head.bias": (7,),
 }
 COUNTS = [torch.Size(shape).numel() for shape in SHAPES.values()]
-CAPS = {"digits": 80, "float32": 200, "bfloat16": 64}
+CAPS = {"digits": 80, "float32": 144, "bfloat16": 40}  # digits: the first is exactly full; float32: the last
 DTYPES = {"digits": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+EMPTY = "Where the last bucket is exactly full nothing is left, and nothing has to travel for it."
+RULE = "A bucket is closed by the parameter with which it holds cap_bytes or more; the next one begins empty."
 
 
 def bucket_cases(world_size: int, seed: int) -> list[Case]:
     """The gradients of a small model, and how many bytes fill a bucket."""
     random, made = generator(seed, world_size), []
     for kind, dtype in DTYPES.items():
-        if kind != "bfloat16" or world_size == 3:
-            own = [gradients.given(SHAPES, rank, kind, random, dtype) for rank in range(world_size)]
-            made.append(Case(kind, tuple((g, CAPS[kind]) for g in own), (gradients.mean(own),) * world_size))
+        own = [gradients.given(SHAPES, rank, kind, random, dtype) for rank in range(world_size)]
+        made.append(Case(kind, tuple((g, CAPS[kind]) for g in own), (gradients.mean(own),) * world_size))
     return made
 
 
@@ -60,6 +65,13 @@ def filled(counts: Sequence[int], size: int, cap: float) -> list[int]:
             buckets.append(0)
         buckets[-1] += count
     return buckets
+
+
+def _never_counted_anew(counts: Sequence[int], size: int, cap: float) -> list[int]:
+    """A mistake: the bytes of one bucket still count for the next, so that each parameter fills it."""
+    first, *_ = filled(counts, size, cap)
+    later = list(accumulate(counts)).index(first) + 1
+    return [first, *counts[later:]]
 
 
 def _never_above(counts: Sequence[int], size: int, cap: float) -> list[int]:
@@ -92,8 +104,15 @@ def judge_buckets(attempt: Any) -> str | None:
 def _sizes_fault(rank: int, sent: list[int], right: list[int], size: int, cap: float) -> str:
     all_reduced = ", ".join(map(str, sent)) or "nothing"
     head = f"rank {rank} all-reduced {all_reduced} elements, where {', '.join(map(str, right))} are right. "
+    if sent == [*right, 0]:
+        return head + EMPTY
     if 0 in sent:
         return head + "One of the buckets is empty: nothing has to travel for it."
+    if sum(sent) > sum(COUNTS):
+        return (
+            f"{head}All gradients together are {sum(COUNTS)} elements: some travel twice. After a closed bucket "
+            "begin an empty one."
+        )
     guesses = (
         (COUNTS[::-1], "That is one all-reduce a parameter: nothing is put together."),
         (COUNTS, "That is one all-reduce a parameter: nothing is put together."),
@@ -110,12 +129,20 @@ def _sizes_fault(rank: int, sent: list[int], right: list[int], size: int, cap: f
             f"You count elements; the cap is in bytes, {size} an element: p.grad.element_size().",
         ),
         (
+            filled(COUNTS[::-1], size, cap + 1),
+            f"With exactly cap_bytes ({cap}) a bucket is closed, too: close it at cap_bytes or more.",
+        ),
+        (
+            _never_counted_anew(COUNTS[::-1], size, cap),
+            "After the first bucket each parameter has one of its own: a new bucket begins with 0 bytes.",
+        ),
+        (
             _never_above(COUNTS[::-1], size, cap),
             "A bucket is closed when it holds cap_bytes or more, not before it would.",
         ),
         ([sum(COUNTS)], f"That is one all-reduce of everything; a bucket is closed when it holds {cap} bytes or more."),
     )
-    return head + next((text for wrong, text in guesses if sent == list(wrong)), "When is a bucket closed?")
+    return head + next((text for wrong, text in guesses if sent == list(wrong)), RULE)
 
 
 # 3.5 ----------------------------------------------------------------------------------------------------------
@@ -246,7 +273,8 @@ EXERCISES = (
         allows=COLLECTIVES | {"barrier", "parallel.ddp"},
         rules=(gradients.only_all_reduce,),
         tags=("gradients",),
-        verified="4 all-reduces of 10, 40, 30 and 6 elements for 7 parameters and a cap of 80 bytes",
+        raised=((r"non-empty list of Tensors", f"{EMPTY} Leave an empty bucket out."),),
+        verified="4 all-reduces of 10, 68, 30 and 6 elements for 8 parameters and a cap of 80 bytes",
         hints=(
             "Go through reversed(parameters); collect them until they hold cap_bytes. And what is left at the end?",
             "torch.cat([p.grad.flatten() for p in bucket]) is one tensor; a tensor has numel() * element_size() bytes.",
