@@ -7,7 +7,7 @@ torch that the learner calls is looked at: none of its arguments may lie in memo
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ _NAMES = """__get__ __len__ __hash__ __repr__ __format__ __getitem__ __iter__ si
     empty_like zeros_like ones_like rand_like randn_like full_like new_empty new_zeros new_ones new_full new_tensor
     get_device requires_grad_ register_hook"""
 HARMLESS = frozenset(_NAMES.split())
+HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
 
 
 class Watch(TorchFunctionMode):
@@ -35,10 +36,21 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in HOOKS and len(args) == 2:
+            args = args[0], self._watched(args[1])
         if self.notebook.pending and name not in HARMLESS and not name.startswith("is_") and not _inside_picolib():
             for tensor in _tensors((args, *kwargs.values())):
                 self.notebook.used(tensor, find_place().text)
         return func(*args, **kwargs)
+
+    def _watched(self, hook: Callable) -> Callable:
+        """A backward pass switches this mode off: a hook that runs in it switches it on again for itself."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return hook(*args, **kwargs)
+
+        return watched
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

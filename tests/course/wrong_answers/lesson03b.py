@@ -59,7 +59,7 @@ def as_it_goes(parameters, cap_bytes):
         flush(waiting)
 
 
-@wrong("3.3", "filled in forward order", "in forward order", "all-reduced 30, 38, 11, 7 elements")
+@wrong("3.3", "filled in forward order", "in forward order", "all-reduced 30, 66, 11, 7 elements")
 def forward_order(parameters, cap_bytes):
     for bucket in fill(parameters, cap_bytes, nbytes):
         average_one_bucket(bucket)
@@ -77,7 +77,7 @@ def counts_elements(parameters, cap_bytes):
         average_one_bucket(bucket)
 
 
-@wrong("3.3", "4 bytes an element, always", "50, 30, 6 elements, where 10, 40, 30, 6 are right")
+@wrong("3.3", "4 bytes an element, always", "78, 30, 6 elements, where 10, 68, 30, 6 are right")
 def four_bytes(parameters, cap_bytes):
     for bucket in fill(reversed(parameters), cap_bytes, lambda p: 4 * p.numel()):
         average_one_bucket(bucket)
@@ -118,6 +118,68 @@ def never_above(parameters, cap_bytes):
         buckets[-1].append(p)
     for bucket in buckets:
         average_one_bucket(bucket)
+
+
+@wrong("3.3", "closed above the cap only", "With exactly cap_bytes (80) a bucket is closed, too")
+def above_the_cap(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes + 1, nbytes):
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "forgets to count anew", "each parameter has one of its own", "begins with 0 bytes")
+def never_counts_anew(parameters, cap_bytes):
+    bucket, held = [], 0
+    for p in reversed(parameters):
+        bucket.append(p)
+        held += nbytes(p)
+        if held >= cap_bytes:
+            average_one_bucket(bucket)
+            bucket = []
+    if bucket:
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "forgets to begin an empty bucket", "All gradients together are 114 elements", "begin an empty one")
+def never_an_empty_bucket(parameters, cap_bytes):
+    bucket, held = [], 0
+    for p in reversed(parameters):
+        bucket.append(p)
+        held += nbytes(p)
+        if held >= cap_bytes:
+            average_one_bucket(bucket)
+            held = 0
+    average_one_bucket(bucket)
+
+
+@wrong("3.3", "the same list in every place", "All gradients together are 114 elements", "begin an empty one")
+def the_same_list(parameters, cap_bytes):
+    buckets, bucket, held = [], [], 0
+    for p in reversed(parameters):
+        bucket.append(p)
+        held += nbytes(p)
+        if held >= cap_bytes:
+            buckets.append(bucket)
+            held = 0
+    for bucket in buckets:
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "flattens an empty last bucket", "not right yet.\n\n", "non-empty list", "exactly full nothing is left")
+def empty_last_bucket(parameters, cap_bytes):
+    buckets = fill(reversed(parameters), cap_bytes, nbytes)
+    if sum(nbytes(p) for p in buckets[-1]) >= cap_bytes:
+        buckets.append([])
+    for bucket in buckets:
+        average_one_bucket(bucket)
+
+
+@wrong("3.3", "all-reduces an empty last bucket", "where 78, 36 are right. Where the last bucket is exactly full")
+def sends_an_empty_bucket(parameters, cap_bytes):
+    buckets = fill(reversed(parameters), cap_bytes, nbytes)
+    for bucket in buckets:
+        average_one_bucket(bucket)
+    if sum(nbytes(p) for p in buckets[-1]) >= cap_bytes:
+        dist.all_reduce(parameters[0].grad.new_empty(0))
 
 
 @wrong("3.3", "sums", "every gradient is exactly 4x too big", "summed where it should be averaged")
@@ -409,7 +471,7 @@ def too_early_a_hook(buckets):
     return lambda: None
 
 
-@wrong("3.4", "uses the flat tensor before wait", "missing in the gradient of", "before its all-reduce was over")
+@wrong("3.4", "uses the flat tensor before wait", "used its tensor before wait()", "flat / dist.get_world_size()")
 def uses_it_early(buckets):
     buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
     ready, under_way = [0] * len(buckets), []
@@ -431,6 +493,35 @@ def uses_it_early(buckets):
     def finish():
         while under_way:
             under_way.pop().wait()
+
+    return finish
+
+
+@wrong("3.4", "divides before wait", "used its tensor before wait()", "flat /= dist.get_world_size()")
+def divides_before_wait(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    ready, under_way = [0] * len(buckets), []
+
+    def hook_of(number):
+        def hook(p):
+            ready[number] += 1
+            if ready[number] % len(buckets[number]) == 0:
+                flat = flatten(buckets[number])
+                handle = dist.all_reduce(flat, async_op=True)
+                flat /= dist.get_world_size()
+                under_way.append((handle, flat, number))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for handle, flat, number in under_way:
+            handle.wait()
+            copy_back(flat, buckets[number])
+        under_way.clear()
 
     return finish
 
