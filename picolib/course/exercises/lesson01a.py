@@ -1,6 +1,7 @@
 """Exercises of sitting 01A: parameters from a configuration, model state by ZeRO stage, the key-value cache.
 
 All three are formulas, so an answer is a number, and a wrong one is compared with what the usual mistakes give.
+How 1.1 is judged stands in `lesson01a_count`.
 """
 
 from __future__ import annotations
@@ -15,123 +16,21 @@ from picolib.course import values
 from picolib.course.exercise import Case, Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson01a_count import (
+    LIBRARY,
+    by_arithmetic,
+    configuration,
+    count_cases,
+    is_number,
+    judge_count,
+    pick,
+    shown,
+)
 from picolib.course.words import times
 from picolib.model.config import LlamaConfig
-from picolib.plan.memory import PRESETS, kv_cache_bytes, model_state_parts, parameter_count
+from picolib.plan.memory import PRESETS, kv_cache_bytes, model_state_parts
 
 LESSON = "01A_budgets"
-LIBRARY = ("picolib.plan", "picolib.model.llama", "transformers")
-
-
-def by_arithmetic(fn: Any, arguments: tuple) -> dict[str, Any]:
-    """In a rank: what the function says, and whether the library has said it."""
-    with calls_into(*LIBRARY) as called:
-        said = fn(*arguments)
-    return {"said": said, "borrowed": called[:1]}
-
-
-def _pick(random: torch.Generator, *choices: int) -> int:
-    return choices[int(torch.randint(len(choices), (), generator=random))]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def configuration(random: torch.Generator, **fixed: Any) -> LlamaConfig:
-    """A Llama of sizes that nobody has seen before; grouped heads, and heads that do not add up to the hidden size."""
-    kv_heads = _pick(random, 1, 2, 3)
-    sizes = {
-        "vocab_size": _pick(random, 257, 311, 509, 1009),
-        "hidden_size": 8 * _pick(random, 9, 17, 19),
-        "intermediate_size": _pick(random, 101, 151, 211, 307),
-        "num_hidden_layers": _pick(random, 3, 5, 6, 7),
-        "num_key_value_heads": kv_heads,
-        "num_attention_heads": kv_heads * _pick(random, 2, 4, 5),
-        "head_dim": _pick(random, 14, 22, 26),
-    }
-    return LlamaConfig(**{**sizes, **fixed})
-
-
-def shown(config: LlamaConfig) -> str:
-    """The sizes that count, as they are written in a configuration."""
-    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    keys += ("num_key_value_heads", "head_dim", "tie_word_embeddings")
-    return ", ".join(f"{key}={getattr(config, key)}" for key in keys)
-
-
-# 1.1 ----------------------------------------------------------------------------------------------------------
-
-
-def count_cases(world_size: int, seed: int) -> list[Case]:
-    """A small one, one with a tied output layer, and a published one."""
-    random = generator(seed, world_size)
-    simple = LlamaConfig(
-        vocab_size=311, hidden_size=48, intermediate_size=100, num_hidden_layers=3, num_attention_heads=4
-    )
-    published = LlamaConfig(**PRESETS["Llama 3 8B"])
-    grouped, tied = configuration(random), configuration(random, tie_word_embeddings=True)
-    return [Case("count", ((c,),), (parameter_count(c),)) for c in (simple, grouped, tied, published)]
-
-
-def slips(config: LlamaConfig) -> dict[str, int]:
-    """What each usual mistake adds to the right number."""
-    h, layers = config.hidden_size, config.num_hidden_layers
-    queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    embedding = config.vocab_size * h
-    output = (
-        {"The output layer is tied: it is the embedding's own tensor, and counts once.": embedding}
-        if config.tie_word_embeddings
-        else {"The output layer is missing: another V·h, as it is not tied.": -embedding}
-    )
-    return output | {
-        "Keys and values have num_key_value_heads heads, fewer than the queries.": layers * 2 * h * (queries - keys),
-        "The heads are head_dim wide: queries have num_attention_heads·head_dim features here, not h.": layers
-        * 2
-        * h
-        * (h + h * config.num_key_value_heads // config.num_attention_heads - queries - keys),
-        "Attention is counted as 4·h² a layer: heads are head_dim wide, and keys have fewer of them.": layers
-        * (4 * h * h - h * (2 * queries + 2 * keys)),
-        "SwiGLU has three matrices: gate, up and down.": -layers * h * config.intermediate_size,
-        "The two norms of each layer are missing.": -layers * 2 * h,
-        "A layer has two norms, one before attention and one before SwiGLU.": -layers * h,
-        "The last norm is missing.": -h,
-        "All norms are missing: two in each layer, and a last one.": -layers * 2 * h - h,
-        "A Llama's linear layers have no biases.": layers * (2 * queries + 2 * keys + 2 * config.intermediate_size),
-        "The output projection of attention is missing.": -layers * h * queries,
-    }
-
-
-def judge_count(attempt: Any) -> str | None:
-    """The very number of parameters."""
-    (config,) = attempt.case.inputs[0]
-    said, right = attempt.outputs[0]["said"], attempt.case.expected[0]
-    if not _is_number(said):
-        return f"the answer must be a number of parameters, not {values.shown(said)}."
-    if said == right:
-        return None
-    head = f"you say {said:,} parameters; the real model has {right:,}."
-    return f"{head} {_why_count(config, said, right)}\n{shown(config)}"
-
-
-def _why_count(config: LlamaConfig, said: float, right: int) -> str:
-    for factor, text in ((2, "in bf16, two for each"), (4, "in float32, four for each")):
-        if said == factor * right:
-            return f"Those are bytes ({text}); asked is how many parameters."
-    known = slips(config)
-    for many in (1, 2):
-        for names in itertools.combinations(known, many):
-            if said - right == sum(known[name] for name in names):
-                return " ".join(names)
-    outside = parameter_count(config) - config.num_hidden_layers * _one_layer(config)
-    if said - outside == _one_layer(config):
-        return "Only one layer is counted."
-    return f"The difference is {said - right:+,}. Which tensor has that many numbers, or is counted once a layer?"
-
-
-def _one_layer(config: LlamaConfig) -> int:
-    queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    return config.hidden_size * (2 * queries + 2 * keys + 3 * config.intermediate_size + 2)
 
 
 # 1.2 ----------------------------------------------------------------------------------------------------------
@@ -145,7 +44,7 @@ def state_cases(world_size: int, seed: int) -> list[Case]:
     """Some model on 8 ranks; on one; on another number; 70 billion parameters on 64."""
     random = generator(seed, world_size)
     some = 840 * int(torch.randint(1_000, 9_000_000, (), generator=random))
-    sizes = [(some, 8), (some, 1), (some, _pick(random, 3, 5, 7, 12)), (70_000_000_000, 64)]
+    sizes = [(some, 8), (some, 1), (some, pick(random, 3, 5, 7, 12)), (70_000_000_000, 64)]
     return [Case("state", (size,), None) for size in sizes]
 
 
@@ -160,7 +59,7 @@ def judge_state(attempt: Any) -> str | None:
     """Three numbers of bytes for each stage."""
     parameters, ranks = attempt.case.inputs[0]
     for stage, said in zip(STAGES, attempt.outputs[0]["said"], strict=True):
-        if not isinstance(said, list) or len(said) != 3 or not all(map(_is_number, said)):
+        if not isinstance(said, list) or len(said) != 3 or not all(map(is_number, said)):
             return f"model_state(…, stage={stage}) must return three numbers, {', '.join(PARTS)}; not {_listed(said)}."
         right = list(model_state_parts(parameters, ranks, stage).values())
         wrong = [i for i in range(3) if abs(said[i] - right[i]) > 1e-9 * right[i]]
@@ -211,7 +110,7 @@ def _from(part: str) -> int:
 def cache_cases(world_size: int, seed: int) -> list[Case]:
     """Grouped heads, in one byte a number and in four; Llama 3 70B with a long text."""
     random = generator(seed, world_size)
-    texts, tokens = _pick(random, 11, 13), _pick(random, 130, 210, 370)
+    texts, tokens = pick(random, 11, 13), pick(random, 130, 210, 370)
     published = LlamaConfig(**PRESETS["Llama 3 70B"])
     made = [(configuration(random), texts, tokens, 1), (configuration(random), texts + 4, tokens + 1, 4)]
     made.append((published, 1, 32_768, 2))
@@ -222,7 +121,7 @@ def judge_cache(attempt: Any) -> str | None:
     """The very number of bytes."""
     config, texts, tokens, size = attempt.case.inputs[0]
     said, right = attempt.outputs[0]["said"], attempt.case.expected[0]
-    if not _is_number(said):
+    if not is_number(said):
         return f"the answer must be a number of bytes, not {values.shown(said)}."
     if abs(said - right) <= 1e-9 * right:
         return None

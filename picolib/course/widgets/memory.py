@@ -54,7 +54,7 @@ def memory_explorer(
     model: str = "Llama 3 70B", ranks: int = 64, stage: str = "DDP", sequence: int = 8192, batch: int = 4,
     question: str = QUESTION,
 ) -> Explorer:  # fmt: skip
-    """Menus and sliders for everything that decides; static: the four stages for Llama 3 8B on 8 ranks."""
+    """Menus and sliders for everything that decides; static: the four stages, and the last one with recomputation."""
     from picolib.plan.memory import PRESETS
 
     controls = {
@@ -68,8 +68,15 @@ def memory_explorer(
         "batch": slider("micro-batch b", [(str(b), b) for b in sorted({*BATCHES, batch})], batch),
     }
     controls["precision"].layout.width = "300px"
-    others = {"precision": "bf16, float32 master", "optimizer": "Adam", "recompute": "none"}
-    stages = {name: both("Llama 3 8B", ranks=8, stage=name, sequence=4096, batch=1, **others)["training"]
-              for name in STAGES}  # fmt: skip
-    picture = memory_bars(stages, "Llama 3 8B on 8 ranks, 1 x 4,096 tokens each: one rank's memory while training")
-    return explorer(question, picture, budget, controls)
+    return explorer(question, _stages(model, ranks, sequence, batch), budget, controls)
+
+
+def _stages(model: str, ranks: int, sequence: int, batch: int) -> Figure:
+    """What stands where nothing runs: training on one rank, from DDP to ZeRO-3 with recomputation."""
+    chosen = {"precision": "bf16, float32 master", "optimizer": "Adam", "sequence": sequence, "batch": batch}
+    rows = {name: (name, "none") for name in STAGES} | {"+ recompute": ("ZeRO-3", "full")}
+    bars = {
+        row: both(model, ranks=ranks, stage=stage, recompute=recompute, **chosen)["training"]
+        for row, (stage, recompute) in rows.items()
+    }
+    return memory_bars(bars, f"{model} on {ranks} ranks, {batch} x {sequence:,} tokens each: training, one rank")
