@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,13 +38,19 @@ def results_with_gradient(output: Any) -> list[torch.Tensor]:
     return [tensor for tensor in tensors_in(output) if tensor.requires_grad and tensor.grad_fn is not None]
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in nested lists, tuples, dicts and dataclasses."""
+def tensors_in(value: Any, seen: frozenset[int] = frozenset()) -> Iterator[torch.Tensor]:
+    """All tensors in nested lists, tuples, mappings, dataclasses and the attributes of other objects."""
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from tensors_in([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        elif id(leaf) not in seen and not isinstance(leaf, (nn.Module, type)):
+            yield from tensors_in(_contents(leaf), seen | {id(leaf)})  # objects may refer to each other
+
+
+def _contents(value: Any) -> list[Any]:
+    if dataclasses.is_dataclass(value):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return list(value.values()) if isinstance(value, Mapping) else list(getattr(value, "__dict__", {}).values())
 
 
 def inside_backward() -> bool:

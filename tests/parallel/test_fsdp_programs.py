@@ -238,6 +238,33 @@ def test_parameters_need_not_be_contiguous():
         assert_close(found, gradients(odd_layout(build(LaidOutOddly, 0), 0, 1)))
 
 
+class Policy(nn.Linear):
+    """Gives a distribution: no tensor, no tuple, no dataclass."""
+
+    def forward(self, x):
+        return torch.distributions.Normal(super().forward(x), 1.0, validate_args=False)
+
+
+class Agent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.scale = Policy(5, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return self.policy(x).mean * self.scale
+
+
+def test_a_layer_may_give_any_object():
+    def fn():
+        model = build(Agent, 0)
+        picolib.fully_shard(model.policy)
+        picolib.fully_shard(model).set_gradient_divide_factor(1)
+        return whole_gradients(once(model))
+
+    for found in picolib.run(fn, 2):
+        assert_close(found, whole(Agent, (0, {})))
+
+
 def outer_first():
     model = picolib.fully_shard(build(Shared, 0))
     picolib.fully_shard(model.layer)

@@ -47,6 +47,9 @@ def fully_shard(
     `FSDPModule`. A rank sends 3(N-1)/N times the bytes of the parameters a step: an all-gather before forward, one
     before backward (less the root's own, which stay), and a reduce-scatter of the gradients.
 
+    A parameter is whole inside its own module's forward pass; what uses it elsewhere finds this rank's rows. All ranks
+    must run the same units. In a unit that ran, a parameter that the loss did not use gets a gradient of zeros.
+
     Args:
         module: with the same parameters on all ranks; the first rank's values are taken.
         mesh: a torch DeviceMesh. One dimension: the ranks to shard over. Two, (replicate, shard), is hybrid sharding:
