@@ -16,23 +16,6 @@ from picolib.course.trial import Attempt
 from picolib.course.words import number_of, ranks_text
 from picolib.launch.wording import source_line
 
-ITSELF = "itself; ranks can only exchange messages with others"
-TENSOR_FIRST = "The tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
-# What an error's text (with the learner's lines) may hold, and what to say after it.
-TIPS = (
-    (r"in _check_not_self_rank", TENSOR_FIRST),
-    (r"(?s)Expected parameter `tensor` of type torch.Tensor.*\bi?(send|recv)\(", TENSOR_FIRST),
-    (r"(?s)NoneType.*\.grad\b", "p.grad is None as long as no backward pass has reached p on this rank."),
-    (
-        r"Expected parameter `tensor` of type torch.Tensor",
-        "A collective works in place, on a tensor: make one first, such as count = torch.tensor(3.0).",
-    ),
-    (
-        r"cannot register a hook on a tensor that doesn't require gradient",
-        "A frozen parameter (requires_grad is False) gets no gradient, so nothing ever calls a hook on it: "
-        "leave it out there, and only there.",
-    ),
-)
 UNREADABLE = (
     "What your function left behind cannot be judged, so it counts as not passed: does it return, and change, "
     "all that its docstring asks for, and nothing else?"

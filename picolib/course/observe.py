@@ -49,6 +49,7 @@ NATIVE = {
 MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait", "is_completed"})
 SMALL = 256  # elements of a message whose contents are kept
+MANY = 200  # messages of one call after which its loop is taken for one without end; right answers send a dozen
 TAMPERED = 64.0  # is added to every number of every message of a tampered case
 
 
@@ -95,6 +96,12 @@ class Notebook:
         self._started([kind, peer, nbytes, self.next_id, contents, whose, check], work)
         if kind == "recv" and whose is None:
             self._until_waited([tensor])
+
+    def refuse_without_end(self, kind: str) -> None:
+        """A loop that sends for ever would go on until the time is up, and then could not be told from waiting."""
+        sent = sum(e[0] == "send" and e[5] is None for e in self.entries)
+        if kind == "send" and sent >= MANY:
+            raise RuntimeError(f"rank {dist.get_rank()} has sent {sent} messages in one call, and is still sending")
 
     def collective(self, name: str, tensors: Sequence[torch.Tensor], owner_name: str | None, work: Any) -> None:
         """A collective has been started; `work` is what says that it is over, None where that is not to be seen."""
@@ -228,6 +235,7 @@ def _message(original: Callable, kind: str, notebook: Notebook) -> Callable:
     def method(group: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
         if len(args) > 1 and not 0 <= args[0] < group.size():
             raise ValueError(f"there is no rank {args[0]}: ranks go from 0 to {group.size() - 1}")
+        notebook.refuse_without_end(kind)
         work = original(group, tensors, *args)
         # -1: a receive from whoever sends first
         peer = _members(group, tensors[0].device)[args[0]] if len(args) > 1 else -1

@@ -5,6 +5,7 @@ Nothing that the learner's code could have made is unpickled here: ranks answer 
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dis
 import inspect
@@ -12,6 +13,7 @@ import io
 import itertools
 import os
 import tempfile
+import textwrap
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +88,7 @@ class Attempt:
     error: Exception | None = None
     not_attempted: bool = False
     stub: str = ""  # the function that is not written yet: the learner's own, or one that it calls
-    source: str = ""  # of the learner's function, where Python knows it
+    code: str = ""  # the statements of the learner's function, where Python knows them
 
     @property
     def world_size(self) -> int:
@@ -231,7 +233,7 @@ def plain(value: Any) -> Any:
 
 def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]:
     """Run `fn` on these cases (all of one world size) in one run."""
-    tried = [Attempt(exercise, case, source=source_of(fn)) for case in cases]
+    tried = [Attempt(exercise, case, code=code_of(fn)) for case in cases]
     try:
         answers = _run(exercise, fn, cases)
     except Exception as error:  # whatever ends a run is explained by its text
@@ -247,12 +249,15 @@ def attempt(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> list[Attempt]
     return tried
 
 
-def source_of(fn: Any) -> str:
-    """The text of a function; empty where Python does not know it."""
+def code_of(fn: Any) -> str:
+    """The statements of a function, without comments and docstring; empty where Python does not know its source."""
     try:
-        return inspect.getsource(fn)
-    except (OSError, TypeError):
+        (made,) = ast.parse(textwrap.dedent(inspect.getsource(fn))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
         return ""
+    body = getattr(made, "body", [])
+    has_docstring = isinstance(made, ast.FunctionDef) and ast.get_docstring(made) is not None
+    return "\n".join(ast.unparse(statement) for statement in body[has_docstring:]) if isinstance(body, list) else ""
 
 
 def _record(answer: list, exercise: Exercise) -> RankRecord:

@@ -54,6 +54,7 @@ def diagnose(attempt: Any) -> str | None:
         _kind,
         _elsewhere,
         _rebound,
+        _overwritten,
         _factor,
         _own_input,
         sums.who_is_missing,
@@ -122,6 +123,18 @@ def _rebound(attempt: Any, wrong: Sequence[int]) -> str | None:
     return (
         f"{name} was rebound: `{name} = ...` gives the name to another tensor, and the caller's tensor is unchanged by "
         f"what follows ({ranks_text(wrong)}). Write into it: {name}[:] = ..., {name}.copy_(...) or {name} += ..."
+    )
+
+
+def _overwritten(attempt: Any, wrong: Sequence[int]) -> str | None:
+    """What should have been returned was received into the argument, which has to stay as it is."""
+    name, case = attempt.exercise.keeps, attempt.case
+    there = [rank for rank in wrong if name and agrees(attempt.ranks[rank].kept, case.expected[rank], case)]
+    if not there:
+        return None
+    return (
+        f"on {ranks_text(there)} recv has overwritten {name}: that holds now what you should return, and what you "
+        f"return was never filled. Receive into a tensor of its own, and return that."
     )
 
 

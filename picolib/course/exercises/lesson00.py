@@ -227,7 +227,8 @@ EXERCISES = (
         sizes=(2,),
         keeps="mine",
         traffic=swap_traffic,
-        blocked="The cycle is still there: one of the two ranks has to do its two calls in the other order.",
+        circle="The circle is still there: one of the two ranks has to do its two calls in the other order.",
+        beyond="The other rank is `other`, 1 - dist.get_rank(), on both ranks: send to it, and receive from it.",
         verified="2 messages, one each way",
         hints=(
             "Both ranks wait in the same line. Who could move if one of them did the two calls in the other order?",

@@ -198,7 +198,7 @@ EXERCISES = (
         cases=vectors(from_the_left, 0, pieces=False, many=100, exact=True),
         keeps="x",
         traffic=pass_traffic,
-        blocked="If every rank receives first (or sends first, and waits), nobody gets to its second call.",
+        circle="If every rank receives first (or sends first, and waits), nobody gets to its second call.",
         beyond=WRAPS,
         formula="S",
         verified="one message a rank, to the right neighbour; none on 1 rank",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 
 from picolib.course import digits, values
+from picolib.course.ended import ITSELF
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
 from picolib.course.exercises.bills import bill_cases, both_bills, judge_bill, log2, partners
 from picolib.course.exercises.data import all_reduced, generator, nbytes, vectors
@@ -16,6 +18,27 @@ LESSON = "02B_cost_and_choice"
 
 
 # 2.6 ----------------------------------------------------------------------------------------------------------
+
+MUTUAL = "Partners are mutual: whom you send to, from that rank you receive."
+ISEND = "In each step start the send with isend, then receive, then wait."
+WAITS = re.compile(r"rank (\d+) waits in (send|recv) (?:to|from) rank (\d+)")
+
+
+def doubling_ended(attempt: Any, text: str) -> str | None:
+    """Whom a rank meets, and in which order the two of them call."""
+    if re.search(r"\b2\s*\^", attempt.code):
+        return 'In Python ^ is not "to the power", it flips bits: 2 ^ 1 is 3. A power of two is 2**k, or 1 << k.'
+    if ITSELF in text or "there is no rank" in text:
+        return (
+            "The partner is always another rank below N: print whom each rank meets in each step, before it sends. "
+            "Its number differs in one bit, another bit in each step."
+        )
+    waits = {int(rank): (call, int(other)) for rank, call, other in WAITS.findall(text)}
+    if not waits:
+        return None
+    if all(waits.get(other) == (call, rank) for rank, (call, other) in waits.items()):
+        return f"Two and two call each other, both the same way round. {ISEND}"
+    return f"{MUTUAL} {ISEND}" if len(waits) > 1 else None
 
 
 def doubling_traffic(case: Case, rank: int) -> Traffic:
@@ -33,9 +56,19 @@ def not_mutual(attempt: Any) -> str | None:
             if other is not None and met[other] is not None and met[other] != rank:
                 return (
                     f"in step {step + 1} rank {rank} sends to rank {other}, and rank {other} to rank {met[other]}. "
-                    "Partners are mutual: flip one bit of the rank, rank ^ 2^k."
+                    f"{MUTUAL}{_also_adds_up(attempt)}"
                 )
     return None
+
+
+def _also_adds_up(attempt: Any) -> str:
+    """To one rank, from another: every sum is complete, and yet not the same on all ranks."""
+    if values.diagnose(attempt):
+        return ""
+    return (
+        " The sums are right up to rounding, but each rank adds in another order, so the last bits differ from rank "
+        "to rank, and replicas would drift apart. Partners who swap and add do the same sum."
+    )
 
 
 def same_partner(attempt: Any) -> str | None:
@@ -44,7 +77,7 @@ def same_partner(attempt: Any) -> str | None:
     for rank, record in enumerate(attempt.ranks):
         peers = [s[1] for s in record.sends]
         if n > 2 and len(peers) == log2(n) and len(set(peers)) == 1:
-            return f"rank {rank} meets rank {peers[0]} in every step. Step k needs a new partner: rank ^ 2^k."
+            return f"rank {rank} meets rank {peers[0]} in every step. Each step needs a new partner."
     return None
 
 
@@ -54,8 +87,8 @@ def one_way(attempt: Any) -> str | None:
     for rank, other in sorted(pairs):
         if (other, rank) not in pairs:
             return (
-                f"rank {rank} sends to rank {other}, which never sends to rank {rank}. Partners are mutual: flip one "
-                "bit of the rank, rank ^ 2^k. Both send what they have, and both add."
+                f"rank {rank} sends to rank {other}, which never sends to rank {rank}. {MUTUAL} Both send what they "
+                "have, and both add."
             )
     return None
 
@@ -69,7 +102,7 @@ def not_one_bit(attempt: Any) -> str | None:
             if rank ^ sent[1] not in left:
                 return (
                     f"in step {step + 1} rank {rank} meets rank {sent[1]}, part of whose sum it has already. Flip one "
-                    f"bit of the rank, another one in each step: rank ^ 2^k, here rank {rank ^ left[0]}."
+                    f"bit of the rank, another one in each step: here for example rank {rank ^ left[0]}."
                 )
             left.remove(rank ^ sent[1])
     return None
@@ -163,7 +196,7 @@ EXERCISES = (
         sitting="02B",
         difficulty=3,
         minutes=12,
-        task="Sum x over N = 2^k ranks, in place, in log2 N steps: swap all of x with a partner, add; next partner.",
+        task="Sum x over N ranks (a power of two), in place, in log2 N steps: swap all of x with a partner, and add.",
         cases=vectors(all_reduced, 0, pieces=False),
         sizes=(8, 1, 2, 4),
         output="argument",
@@ -172,9 +205,7 @@ EXERCISES = (
         script=lambda n, rank: [Sent(other) for other in partners(n, rank)],
         rules=(same_partner, not_mutual, too_many_steps, one_way, not_one_bit),
         same_bits=True,
-        blocked="Partners are mutual: flip one bit of the rank, rank ^ 2^k. And in each step both send and receive: "
-        "start the send with isend, then receive, then wait.",
-        beyond="In step k the partner is rank ^ 2^k, one bit of the number flipped: always another rank below N.",
+        ended=doubling_ended,
         verified="{messages} steps on 8 ranks = log2 N; {bytes} bytes per rank = log2(N)·S; the same bits everywhere",
         hints=(
             "After one step pairs know their sum. Whom must a pair meet next, so that four ranks know theirs?",

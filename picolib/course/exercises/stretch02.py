@@ -127,7 +127,7 @@ EXERCISES = (
         sizes=(2,),
         traffic=ping_pong_traffic,
         rules=(rounds_missed,),
-        blocked="One of the two has to receive while the other sends.",
+        circle="One of the two has to receive while the other sends.",
         verified="one message a round, each way",
         hints=(
             "Rank 0 sends first, then receives; rank 1 the other way round.",
@@ -170,7 +170,7 @@ EXERCISES = (
         difficulty=4,
         minutes=20,
         stretch=True,
-        task="Sum x over N = 2^k ranks, in place: the bytes of the ring in 2·log2 N steps.",
+        task="Sum x over N ranks, a power of two, in place: the bytes of the ring in 2·log2 N steps.",
         cases=vectors(all_reduced, 1),
         sizes=(4, 1, 2, 8),
         output="argument",
@@ -181,7 +181,7 @@ EXERCISES = (
         hints=(
             "Keep one half of the range you are responsible for, give the other half to a partner who keeps that one.",
             "Halve log2 N times; then go the same way back, doubling the range you hold with each partner.",
-            "Start with the partner furthest away (rank ^ N/2): then each rank ends with neighbouring elements.",
+            "Start with the partner furthest away (rank ^ n // 2): then each rank ends with neighbouring elements.",
         ),
     ),
     Exercise(
@@ -197,12 +197,13 @@ EXERCISES = (
         cases=vectors(gathered, 0, pieces=False, exact=True),
         keeps="x",
         traffic=bruck_traffic,
-        beyond="For any N the number wraps around, (rank + 2^k) % N; rank ^ 2^k is for powers of two.",
+        beyond="For any N the number wraps around: (rank + 2**k) % n, (rank - 2**k) % n. "
+        "Flipping bits is for powers of two.",
         formula="(N-1)·S",
         verified="{messages} messages per rank = ceil(log2 N); {bytes} bytes per rank = (N-1)·S",
         hints=(
-            "After step k you hold 2^k blocks: your own and those of the ranks above you. Send all you have.",
-            "In step k send what you hold to rank - 2^k, receive from rank + 2^k; last, only what is missing.",
+            "After k steps you hold 2**k blocks: your own and those of the ranks above you. Send all you have.",
+            "Step k: send all you hold to (rank - 2**k) % n, receive from (rank + 2**k) % n; last, what is missing.",
             "You hold blocks rank, rank+1, ... (modulo N): rotate them into order at the end.",
         ),
     ),

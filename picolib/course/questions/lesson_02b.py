@@ -22,7 +22,7 @@ QUESTIONS = (
         "How many does recursive doubling send?",
         (
             Answer("7", "that is one for each partner; but each exchange doubles the number of ranks in the sum."),
-            Answer("3", "log2(8): after step k every rank has the sum of 2^k ranks.", right=True),
+            Answer("3", "log2(8): after k steps every rank has the sum of 2**k ranks.", right=True),
             Answer("14 as well, of half the size", "its messages are whole tensors, and there are fewer of them."),
         ),
     ),

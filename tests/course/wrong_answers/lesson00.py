@@ -99,7 +99,7 @@ def with_isend(mine):
     return theirs
 
 
-@wrong("0.2", "both receive first", "wait for each other", "The cycle is still there")
+@wrong("0.2", "both receive first", "wait for each other", "The circle is still there")
 def both_receive(mine):
     other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
     dist.recv(theirs, other)
@@ -107,7 +107,7 @@ def both_receive(mine):
     return theirs
 
 
-@wrong("0.2", "both send first", "wait for each other", "The cycle is still there")
+@wrong("0.2", "both send first", "wait for each other", "The circle is still there")
 def both_send(mine):
     other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
     dist.send(mine, other)
@@ -115,12 +115,47 @@ def both_send(mine):
     return theirs
 
 
-@wrong("0.2", "a barrier added", "The cycle is still there")
+@wrong("0.2", "a barrier added", "The circle is still there")
 def barrier_added(mine):
     other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
     dist.barrier()
     dist.recv(theirs, other)
     dist.send(mine, other)
+    return theirs
+
+
+@wrong("0.2", "rank 0 never receives", "it never called a matching recv", "one recv on the other side")
+def never_receives(mine):
+    other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
+    if dist.get_rank() == 0:
+        dist.send(mine, other)
+    else:
+        dist.recv(theirs, other)
+        dist.send(mine, other)
+    return theirs
+
+
+@wrong("0.2", "rank 1 receives from rank 1", "rank 1 itself", "The other rank is `other`")
+def from_itself(mine):
+    theirs = torch.empty_like(mine)
+    if dist.get_rank() == 0:
+        dist.send(mine, 1)
+        dist.recv(theirs, 1)
+    else:
+        dist.recv(theirs, 1)
+        dist.send(mine, 0)
+    return theirs
+
+
+@wrong("0.2", "rank 0 receives into mine", "what you return was never filled", "recv has overwritten mine")
+def filled_the_wrong_one(mine):
+    other, theirs = 1 - dist.get_rank(), torch.empty_like(mine)
+    if dist.get_rank() == 0:
+        dist.send(mine, other)
+        dist.recv(mine, other)
+    else:
+        dist.recv(theirs, other)
+        dist.send(mine, other)
     return theirs
 
 
@@ -214,6 +249,13 @@ def no_backward(model, loss):
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
+
+
+@wrong("0.3", "backward forgotten", "p.grad is None: you have not called loss.backward()")
+def backward_forgotten(model, loss):
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
 
 
 @wrong("0.3", "nothing is averaged", "0 gradients were sent")

@@ -18,7 +18,7 @@ def swap(x, to, source):
     return arrived
 
 
-@right("2.6", "rank ^ 2^k with isend")
+@right("2.6", "one bit flipped, with isend")
 def flip_one_bit(x):
     rank, distance = dist.get_rank(), 1
     while distance < dist.get_world_size():
@@ -41,7 +41,7 @@ def furthest_first(x):
         distance //= 2
 
 
-@wrong("2.6", "rank + 2^k as partner", "Partners are mutual: flip one bit")
+@wrong("2.6", "rank + 2**k as partner", "Partners are mutual: whom you send to")
 def not_mutual(x):
     rank, n, distance = dist.get_rank(), dist.get_world_size(), 1
     while distance < n:
@@ -50,7 +50,7 @@ def not_mutual(x):
         distance *= 2
 
 
-@wrong("2.6", "to rank + 2^k, from rank - 2^k", "Partners are mutual: flip one bit")
+@wrong("2.6", "to rank + 2**k, from rank - 2**k", "Partners are mutual", "each rank adds in another order")
 def dissemination(x):
     rank, n, distance = dist.get_rank(), dist.get_world_size(), 1
     while distance < n:
@@ -105,7 +105,7 @@ def rebound(x):
         distance *= 2
 
 
-@wrong("2.6", "rank ^ (k + 1)", "in step 3 rank 0 meets rank 3", "here rank 4")
+@wrong("2.6", "rank ^ (k + 1)", "in step 3 rank 0 meets rank 3", "rank 4")
 def xor_of_the_step(x):
     rank = dist.get_rank()
     for step in range(dist.get_world_size().bit_length() - 1):
@@ -119,11 +119,46 @@ def xor_of_k(x):
         x += swap(x, rank ^ step, rank ^ step)
 
 
-@wrong("2.6", "rank + 2^k without an end", "there is no rank 8", "rank ^ 2^k")
+@wrong("2.6", "rank + 2**k without an end", "there is no rank 8", "differs in one bit")
 def beyond_the_last(x):
     rank, distance = dist.get_rank(), 1
     while distance < dist.get_world_size():
         x += swap(x, rank + distance, rank + distance)
+        distance *= 2
+
+
+@wrong("2.6", "rank ^ 2^k, which is no power in Python", 'is not "to the power"', "2**k")
+def xor_for_power(x):
+    rank, k = dist.get_rank(), 0
+    while 2**k < dist.get_world_size():
+        x += swap(x, rank ^ 2 ^ k, rank ^ 2 ^ k)
+        k += 1
+
+
+@wrong("2.6", "a loop without end, with messages", "has sent 200 messages", "Does the loop ever end? 3 are enough on 8")
+def never_doubled(x):
+    rank, distance = dist.get_rank(), 1
+    while distance < dist.get_world_size():
+        x += swap(x, rank ^ distance, rank ^ distance)
+
+
+@wrong("2.6", "both send first, to right partners", "Two and two call each other", "start the send with isend")
+def both_send_first(x):
+    rank, distance, arrived = dist.get_rank(), 1, torch.empty_like(x)
+    while distance < dist.get_world_size():
+        dist.send(x, rank ^ distance)
+        dist.recv(arrived, rank ^ distance)
+        x += arrived
+        distance *= 2
+
+
+@wrong("2.6", "all send to rank + 2**k first", "in a circle", "Partners are mutual")
+def all_send_onwards(x):
+    rank, n, distance, arrived = dist.get_rank(), dist.get_world_size(), 1, torch.empty_like(x)
+    while distance < n:
+        dist.send(x, (rank + distance) % n)
+        dist.recv(arrived, (rank + distance) % n)
+        x += arrived
         distance *= 2
 
 

@@ -303,7 +303,13 @@ def names_in_another_order(metrics):
     return dict(zip(metrics, sums(metrics).values(), strict=True))
 
 
-@wrong("2.12", "rank ^ 2^k", "Right on 4 ranks, wrong on 3", "there is no rank 3", "rank ^ 2^k is for powers of two")
+@wrong(
+    "2.12",
+    "one bit flipped",
+    "Right on 4 ranks, wrong on 3",
+    "there is no rank 3",
+    "Flipping bits is for powers of two",
+)
 def for_powers_of_two(x):
     (rank, n), distance, held = rank_and_size(), 1, x.clone()
     while distance < n:

@@ -1,0 +1,133 @@
+"""A run that an error has ended, in the words of a check: the explanation of the run, and what this exercise adds."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from picolib.course.catalogue import exercises
+from picolib.launch.wording import listed
+
+ITSELF = "itself; ranks can only exchange messages with others"
+COPY_INSTEAD = "Copy the tensor instead: buffer.copy_(tensor)."
+IN_A_MESSAGE = re.compile(r"\bi?(send|recv)\(")
+TOO_MANY = re.compile(r"sent (\d+) messages in one call")
+
+
+def explained(attempt: Any) -> str:
+    """The error that ended a run, and what usually helps against it."""
+    text = _without_the_check(_without_what_misleads(attempt, str(attempt.error)))
+    if type(attempt.error).__name__ == "RankTimeout":
+        return f"Your function was not through in time: {_why_so_long(text)}\n{text}"
+    for advice in (
+        _exercises_own,
+        _raised,
+        _endless,
+        _blocked,
+        _beyond,
+        _not_run,
+        _no_gradient,
+        _swapped,
+        _no_tensor,
+        _a_tuple,
+    ):
+        more = advice(attempt, text)
+        if more:
+            return f"{text}\n\n{more}"
+    return text
+
+
+def _without_what_misleads(attempt: Any, text: str) -> str:
+    """On several ranks somebody else was meant, and no copy would help."""
+    if ITSELF in text and attempt.world_size > 1:
+        return text.replace(COPY_INSTEAD, "").rstrip()
+    return text
+
+
+def _without_the_check(text: str) -> str:
+    """Without the lines of a traceback that stand in the check itself: nobody can mend anything there."""
+    return re.sub(r"(?m)^ *picolib/course/\S+, line \d+.*\n(?: {6,}.*\n?)?", "", text).rstrip("\n")
+
+
+def _why_so_long(text: str) -> str:
+    """A rank that stands in a message has no loop without end."""
+    if re.search(r"\b(wait|send|recv|barrier)\(", text):
+        return "a rank still waits in a message. Has every handle been waited for, and every send its receive?"
+    return "is there a loop without end?"
+
+
+def _exercises_own(attempt: Any, text: str) -> str | None:
+    return attempt.exercise.ended(attempt, text) if attempt.exercise.ended else None
+
+
+def _raised(attempt: Any, text: str) -> str | None:
+    return next((advice for pattern, advice in attempt.exercise.raised if re.search(pattern, text)), None)
+
+
+def _endless(attempt: Any, text: str) -> str | None:
+    """`observe` has stopped a rank that went on sending."""
+    if not TOO_MANY.search(text):
+        return None
+    traffic = attempt.exercise.traffic
+    needed = max(traffic(attempt.case, r).messages or 0 for r in range(attempt.world_size)) if traffic else 0
+    suffice = f" {needed} {'is' if needed == 1 else 'are'} enough on {attempt.world_size} ranks." if needed else ""
+    return f"Does the loop ever end?{suffice} Look at what its condition tests, and where that changes."
+
+
+def _blocked(attempt: Any, text: str) -> str | None:
+    """A circle of waits needs another order; where somebody has gone, the explanation says which call is missing."""
+    if type(attempt.error).__name__ != "DeadlockError":
+        return None
+    circle = attempt.exercise.circle if "wait for each other" in text else ""
+    return circle or attempt.exercise.blocked or None
+
+
+def _beyond(attempt: Any, text: str) -> str | None:
+    nowhere = "there is no rank" in text or (ITSELF in text and attempt.world_size > 1)
+    return attempt.exercise.beyond or None if nowhere else None
+
+
+def _not_run(attempt: Any, text: str) -> str | None:
+    """The function of another exercise that this kernel does not know."""
+    found = re.search(r"NameError: name '(\w+)' is not defined", text)
+    name = found[1] if found else ""
+    earlier = next((e for e in exercises().values() if e.function == name and e is not attempt.exercise), None)
+    if earlier is None:
+        return None
+    return (
+        f"{earlier.function} is your answer to exercise {earlier.id}: run its cell first. "
+        "(After a restart of the kernel nothing is defined, also what has passed.)"
+    )
+
+
+def _no_gradient(attempt: Any, text: str) -> str | None:
+    """A collective or an operation on `p.grad`, which is None."""
+    if "NoneType" not in text or ".grad" not in text:
+        return None
+    backward = "gradients" in attempt.exercise.tags and ".backward(" not in attempt.code
+    why = "you have not called loss.backward()" if backward else "no backward pass has given it a gradient"
+    return f"p.grad is None: {why}. Gradients are there after loss.backward()."
+
+
+def _swapped(attempt: Any, text: str) -> str | None:
+    """A rank where send and recv take a tensor, or a tensor where they take a rank."""
+    no_tensor = r"Expected parameter `tensor` of type torch.Tensor\s+but got <class 'int'"
+    odd = re.search(rf"in _check_not_self_rank|{no_tensor}", text)
+    if not odd or not IN_A_MESSAGE.search(text):
+        return None
+    return "The tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
+
+
+def _no_tensor(attempt: Any, text: str) -> str | None:
+    """A collective of a number."""
+    if "Expected parameter `tensor` of type torch.Tensor" not in text or IN_A_MESSAGE.search(text):
+        return None
+    return "A collective works in place, on a tensor: make one first, such as count = torch.tensor(3.0)."
+
+
+def _a_tuple(attempt: Any, text: str) -> str | None:
+    """`chunks[i] += ...`, where chunk() and split() give tuples."""
+    if "'tuple' object does not support item assignment" not in text:
+        return None
+    ways = listed(["chunks[i].add_(y)", "chunks[i].copy_(y)", "chunks[i][:] = y"], "or")
+    return f"chunk() and split() return a tuple: its places keep their tensors. Write into the tensor itself: {ways}."
