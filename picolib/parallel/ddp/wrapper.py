@@ -69,6 +69,9 @@ class DistributedDataParallel(nn.Module):
         refuse_parts_of_one_tensor("process_group", process_group, specs)
         algorithm = settled_algorithm(algorithm, "all_reduce", trained[0][1].device, process_group)
         self.module = module
+        # Where the tree of modules keeps its tensors: walking through a large one in each step takes its time.
+        self.parameter_tables = [part._parameters for part in module.modules() if part._parameters]
+        self.buffer_tables = [part._buffers for part in module.modules() if part._buffers]
         self.process_group, self.broadcast_buffers = process_group, broadcast_buffers
         self.require_backward_grad_sync = True
         all_agree("module", _described(module), process_group)
@@ -82,7 +85,8 @@ class DistributedDataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
         if self.broadcast_buffers and self.require_backward_grad_sync:
-            self._copy_from_first_rank(list(self.module.buffers()))
+            buffers = [buffer for table in self.buffer_tables for buffer in table.values() if buffer is not None]
+            self._copy_from_first_rank(buffers)
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
             self._refuse_strangers()
@@ -131,7 +135,7 @@ class DistributedDataParallel(nn.Module):
     def _refuse_strangers(self) -> None:
         """A parameter that began to require a gradient after wrapping would differ between ranks from now on."""
         watched = {id(p) for p in self.reducer.parameters}
-        everyone = (p for part in self.module.modules() for p in part._parameters.values() if p is not None)
+        everyone = (p for table in self.parameter_tables for p in table.values() if p is not None)
         stranger = next((p for p in everyone if p.requires_grad and id(p) not in watched), None)
         if stranger is not None:
             name = next(name for name, p in self.module.named_parameters() if p is stranger)
