@@ -19,6 +19,19 @@ from picolib.course.exercises.lesson03a_refuse import only
 from picolib.course.exercises.lesson03a_wrap import judge_wrap, wrap_and_train, wrap_cases
 
 LESSON = "03A_ddp_right"
+NO_GRADIENT, NO_HOOK = r"(?s)NoneType.*\.grad\b", "cannot register a hook on a tensor that doesn't require gradient"
+ITS_OWN = (
+    "p.grad is None. While a hook runs, other parameters may not have their gradients yet: a hook for each parameter, "
+    "which averages the one that it was made for. (In a lambda, a loop's variable has its last value.)"
+)
+RETURNS = "What a hook returns takes the place of something: here it changes p.grad, and returns nothing."
+FROZEN = (
+    "A frozen parameter (requires_grad is False) gets no gradient, so nothing ever calls a hook on it: leave it out "
+    "of the hooks, and only there. It is broadcast like the others."
+)
+NO_BATCH = (
+    "p.grad is None on a rank without a batch: it has run no backward pass. Give zeros there, torch.zeros_like(p)."
+)
 
 EXERCISES = (
     Exercise(
@@ -37,6 +50,7 @@ EXERCISES = (
         allows=COLLECTIVES | {"barrier"},
         rules=(only("broadcast", "all_reduce"),),
         tags=("gradients",),
+        raised=((NO_GRADIENT, ITS_OWN), (NO_HOOK, FROZEN), ("but hook returned", RETURNS)),
         verified="replicas equal to the group's first rank, gradients its mean in each backward pass, "
         "one all-reduce a parameter",
         hints=(
@@ -111,6 +125,7 @@ EXERCISES = (
         allows=COLLECTIVES | {"barrier"},
         rules=(only("all_reduce"), only_here),
         blocked=RANK_ENDS,
+        raised=((NO_GRADIENT, NO_BATCH),),
         tags=("gradients",),
         verified="parameters equal those of one process with every token, on every rank",
         hints=(

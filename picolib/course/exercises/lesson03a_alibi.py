@@ -12,6 +12,9 @@ from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
 from picolib.course.words import ranks_text
 
+SCALE = 15.7  # of a loss: no power of two, so that even sums of whole numbers are rounded
+MOST_CALLS = 3  # of average() in one test whose gradients are compared
+
 
 def per_parameter(model: Any, loss: Any) -> None:
     """Right: one all-reduce a parameter, then divide."""
@@ -22,13 +25,13 @@ def per_parameter(model: Any, loss: Any) -> None:
 
 
 def flat(model: Any, loss: Any) -> None:
-    """Right: divide first, then all gradients in one all-reduce. It rounds differently."""
-    (loss / dist.get_world_size()).backward()
+    """Right: a smaller loss, all gradients in one all-reduce, and back to size. It rounds, also whole numbers."""
+    (loss / (SCALE * dist.get_world_size())).backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     together = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(together)
     for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+        gradient.copy_(SCALE * part.view_as(gradient))
 
 
 def summed(model: Any, loss: Any) -> None:
@@ -62,7 +65,7 @@ def largest(model: Any, loss: Any) -> None:
 
 RIGHT: dict[str, Callable] = {
     "sums with one all-reduce a parameter, then divides": per_parameter,
-    "divides the loss first, then sums all gradients in one all-reduce": flat,
+    "scales the loss down, sums all gradients in one all-reduce, then scales them up": flat,
 }
 MUTANTS: dict[str, Callable] = {
     "sums and does not divide, so every gradient is N times too big": summed,
@@ -85,13 +88,15 @@ def verdicts_of(fn: Any, arguments: tuple) -> dict[str, dict]:
 
 
 def _verdict(fn: Any, implementation: Callable) -> dict[str, Any]:
-    calls = 0
+    calls, old, left = 0, False, []
 
     def average(model: Any, loss: Any) -> None:
         """Make each parameter's gradient the mean over the ranks."""
-        nonlocal calls
+        nonlocal calls, old
         calls += 1
+        old = old or any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
         implementation(model, loss)
+        left.append([None if p.grad is None else p.grad.detach().clone() for p in model.parameters()])
 
     said, returned = None, None
     try:
@@ -99,7 +104,9 @@ def _verdict(fn: Any, implementation: Callable) -> dict[str, Any]:
     except AssertionError as error:
         said = str(error)
     _meet()
-    return {"rejected": said is not None, "said": said, "calls": calls, "returned": repr(returned)[:40]}
+    told = {"rejected": said is not None, "said": said, "calls": calls, "returned": repr(returned)[:40], "old": old}
+    # What a version that averages nothing leaves is each rank's own: judged with the others'.
+    return {**told, "own": left[:MOST_CALLS] if implementation is loss_only else []}
 
 
 def _meet() -> None:
@@ -130,7 +137,7 @@ def _rejected(attempt: Any) -> str | None:
             return (
                 f"Your test rejects a right version on {ranks_text(ranks)}: one that {name}."
                 + (f' It says: "{said}".' if said else "")
-                + " Is the expected mean right for every number of ranks? Do you allow for rounding?"
+                + (OLD if any(output[name]["old"] for output in attempt.outputs) else ROUNDED)
             )
     return None
 
@@ -143,9 +150,45 @@ def _let_through(attempt: Any) -> str | None:
     if returned != "None":
         return f"Your test returned {returned} for a version that {through[0]}. Raise AssertionError, with assert."
     more = f" ({len(through)} of the {len(MUTANTS)} wrong versions pass.)" if len(through) > 1 else ""
-    return f"Your test lets a wrong version through: one that {through[0]}.{more} {WHY[MUTANTS[through[0]]]}"
+    why = _blind(attempt, MUTANTS[through[0]]) or WHY[MUTANTS[through[0]]]
+    return f"Your test lets a wrong version through: one that {through[0]}.{more} {why}"
 
 
+def _blind(attempt: Any, mutant: Callable) -> str | None:
+    """The data of the test hide the mistake: what is the same on all ranks stays the same when it is averaged."""
+    own = [output[AVERAGES_NOTHING]["own"] for output in attempt.outputs]
+    if not own[0] or len({str([[_shape(g) for g in call] for call in calls]) for calls in own}) > 1:
+        return None
+    count = len(own[0][0])
+    same = [all(_equal([calls[i][p] for calls in own]) for i in range(len(own[0]))) for p in range(count)]
+    if all(same):
+        return (
+            "In your test every gradient is the same on all ranks, so that averaging changes nothing: "
+            "give each rank data of its own."
+        )
+    if not same[-1] or mutant is not last_skipped:
+        return None
+    return (
+        "In your test the last parameter's gradient is the same on all ranks, so that averaging does not change it. "
+        "(With .sum() as the loss a bias gets the number of rows, whatever the data.) Choose a loss whose gradients "
+        "differ, for every parameter."
+    )
+
+
+def _shape(gradient: torch.Tensor | None) -> list[int] | None:
+    return None if gradient is None else list(gradient.shape)
+
+
+def _equal(gradients: list[torch.Tensor | None]) -> bool:
+    return all(g is None or torch.equal(g, gradients[0]) for g in gradients)
+
+
+AVERAGES_NOTHING = next(name for name, function in MUTANTS.items() if function is loss_only)
+OLD = (
+    " When your test called average, p.grad held something already, and backward() adds to it: "
+    "call model.zero_grad() before, or take the expected gradients with torch.autograd.grad."
+)
+ROUNDED = " Is the expected mean right for every number of ranks? Do you allow for rounding?"
 WHY = {
     summed: "Compare with the mean itself; a falling loss, or equality between the ranks, does not tell.",
     loss_only: "Does each rank have data of its own in your test? Then their gradients differ until averaged.",

@@ -15,6 +15,7 @@ from picolib.course.words import apart, number_of, ranks_text
 
 FEATURES = 3
 RATE = 0.1
+BATCH = "batch"  # the note of a forward pass with tokens
 
 
 class Quadratic(nn.Module):
@@ -61,9 +62,17 @@ def _one_process(batches: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: one epoch by the learner's function; the parameters, and how many tokens the model has seen."""
+    from picolib.course import observe
+
     (batches,) = arguments
     model, seen = Quadratic(), []
-    model.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+
+    def saw(_: Any, given: tuple, __: Any) -> None:
+        seen.append(len(given[0]))
+        if len(given[0]):
+            observe.note(BATCH)
+
+    model.register_forward_hook(saw)
     with no_ready_made_ddp():
         fn(model, batches, RATE)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -79,7 +88,7 @@ def judge_epoch(attempt: Any) -> str | None:
     """The parameters of one process that has taken every token, on all ranks."""
     wrong = [rank for rank, output in enumerate(attempt.outputs) if not _right(attempt, rank, output)]
     if not wrong:
-        return None
+        return _idle(attempt)
     return _lost(attempt) or _twice(attempt) or _apart(attempt, wrong)
 
 
@@ -117,6 +126,48 @@ def _twice(attempt: Any) -> str | None:
     return None
 
 
+def _idle(attempt: Any) -> str | None:
+    """After its last batch the rank with the longest list has one step's all-reduces to make, or one more to see."""
+    if attempt.case.kind != "one less":
+        return None
+    elements = [0]  # all-reduced before the first batch, after the first, …
+    for entry in attempt.ranks[0].entries:
+        if entry[:2] == ["note", BATCH]:
+            elements.append(0)
+        elif entry[0] == "collective":
+            elements[-1] += entry[2]
+    step, rest = max(elements[1:-1], default=0), elements[-1]
+    if not step or rest < 2.75 * step:
+        return None
+    have = max(batches for batches, _ in _owned(attempt))
+    return (
+        f"The parameters are right, but rank 0 makes about {number_of(round(rest / step) - 1, 'more step')} after its "
+        f"last batch, when nobody has a token left. The longest list has {have} batches: the epoch has as many steps. "
+        "ReduceOp.MAX, not the sum of the lengths."
+    )
+
+
+def _kept_gradients(batches: list[list[torch.Tensor]], anew: bool) -> dict[str, torch.Tensor]:
+    """A mistake: backward() adds to the sum of the last step. anew: not on a rank without a batch, which gives 0."""
+    model = Quadratic()
+    parameters = list(model.parameters())
+    kept = [[torch.zeros_like(p) for p in parameters] for _ in batches]
+    for step in range(max(map(len, batches))):
+        count = sum(len(mine[step]) for mine in batches if step < len(mine))
+        for rank, mine in enumerate(batches):
+            if step < len(mine):
+                new = torch.autograd.grad(model(mine[step]).sum() / count, parameters)
+                kept[rank] = [one + other for one, other in zip(kept[rank], new, strict=True)]
+            elif anew:
+                kept[rank] = [torch.zeros_like(p) for p in parameters]
+        total = [sum(ranks) for ranks in zip(*kept, strict=True)]
+        kept = [total] * len(batches)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, total, strict=True):
+                parameter -= RATE * gradient
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
 def _apart(attempt: Any, wrong: list[int]) -> str:
     first = attempt.outputs[0]["parameters"]
     others = [
@@ -128,6 +179,13 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
             f"{ranks_text(others)} {'ends' if len(others) == 1 else 'end'} with other parameters than rank 0: in some "
             "step not all of them took the same gradient. Every rank takes every step, also one without a batch."
         )
+    for anew in (False, True):
+        kept = _kept_gradients(attempt.inputs(), anew)
+        if all(torch.allclose(first[name], kept[name], **FLOAT32) for name in kept):
+            return (
+                "all ranks agree, but not with one process: backward() adds to what p.grad holds, and that is still "
+                "the sum of the step before, on every rank. Begin each step without it: p.grad = None."
+            )
     name = next(iter(first))
     shown = apart(float(first[name].flatten()[0]), float(attempt.case.expected[0][name].flatten()[0]))
     sizes = "; ".join(f"rank {r}: {[len(b) for b in batches]}" for r, batches in enumerate(attempt.inputs()))

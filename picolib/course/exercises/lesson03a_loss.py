@@ -44,6 +44,8 @@ def backward_of(fn: Any, arguments: tuple) -> dict[str, Any]:
         kind = "a tensor without a graph" if not loss.requires_grad else f"a tensor of shape {list(loss.shape)}"
         return {"kind": kind, "empty": not len(tokens)}
     loss.backward()
+    if weights.grad is None:
+        return {"kind": "a tensor whose graph does not begin at token_losses", "empty": not len(tokens)}
     return {"kind": "", "loss": float(loss.detach()), "gradient": weights.grad}
 
 
@@ -62,9 +64,9 @@ def _no_scalar(attempt: Any) -> str | None:
         if output.get("empty"):
             return (
                 f"rank {rank} has no tokens and returned {output['kind']}: backward() reaches no parameter, and the "
-                "other ranks wait for its gradients for ever. The sum of no losses is 0, with a graph."
+                "other ranks wait for its gradients for ever. token_losses.sum() is 0 there, and has a graph."
             )
-        return f"rank {rank} returned {output['kind']}; a scalar tensor with a graph is asked for."
+        return f"rank {rank} returned {output['kind']}; a scalar tensor computed from token_losses is asked for."
     return None
 
 
@@ -87,9 +89,23 @@ def _gradient(attempt: Any) -> str | None:
     counts = [len(tokens) for tokens in attempt.inputs()]
     for wrong, says in _usual_mistakes(attempt, right, counts):
         if torch.allclose(got, wrong, **FLOAT32):
-            return f"Averaged over the ranks, {says} Tokens: {_listed(counts)}."
+            return f"Averaged over the ranks, {says} Tokens: {_listed(counts)}.{_more_than_a_count(attempt)}"
     shown = apart(float(got[0]), float(right[0]))
-    return f"Averaged over the ranks, the gradient is {shown[0]}, where {shown[1]} is right. Tokens: {_listed(counts)}."
+    return (
+        f"Averaged over the ranks, the gradient is {shown[0]}, where {shown[1]} is right. Tokens: {_listed(counts)}."
+        f"{_more_than_a_count(attempt)}"
+    )
+
+
+def _more_than_a_count(attempt: Any) -> str:
+    """Said besides: an all-reduce of the loss is no mistake that gradients could show."""
+    reduced = [c[1] for c in attempt.ranks[0].collectives if c[0] == "all_reduce"]
+    if sum(reduced) < 2:
+        return ""
+    return (
+        f" Besides, rank 0 all-reduced {number_of(sum(reduced), 'number')}; the count is enough. An all-reduce of the "
+        "loss changes a number on the screen, and no gradient: autograd does not see what other ranks have added."
+    )
 
 
 def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> list[tuple[torch.Tensor, str]]:

@@ -71,7 +71,10 @@ def _gradients(kind: str, rank: int, random: torch.Generator) -> dict[str, torch
 
 
 def wrap_and_train(fn: Any, arguments: tuple) -> dict[str, Any]:
-    """In a rank: wrap a module of its own, then two backward passes whose gradients are known: loss = sum of w·x."""
+    """In a rank: wrap a module of its own, then two backward passes whose gradients are known: loss = sum of w·x.
+
+    The first parameter gets its gradient last in the first pass, and first in the second.
+    """
     (given,) = arguments
     module = Nasty()
     module.load_state_dict(given["state"])
@@ -79,9 +82,9 @@ def wrap_and_train(fn: Any, arguments: tuple) -> dict[str, Any]:
         fn(module, _group_of(given["groups"]))
     state = {name: t.detach().clone() for name, t in module.state_dict().items()}
     left = []
-    for x in given["gradients"]:
+    for x, step in zip(given["gradients"], (1, -1), strict=True):
         module.zero_grad()
-        sum((p * x[name]).sum() for name, p in trainable(module).items()).backward()
+        sum((p * x[name]).sum() for name, p in list(trainable(module).items())[::step]).backward()
         left.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(module).items()})
     return {"state": state, "gradients": left}
 
@@ -164,12 +167,13 @@ def _gradient_fault(attempt: Any, rank: int, number: int, wrong: list[str]) -> s
         if all_of_them and all(torch.allclose(got[name], right[name] * factor) for name in wrong):
             size = times(factor if factor > 1 else 1 / factor)
             return f"rank {rank}: every gradient is exactly {size} too {word}. {guess}"
-    mean = {name: torch.stack([i["gradients"][number][name] for i in attempt.inputs()]).mean(0) for name in right}
-    if all(torch.allclose(got[name], mean[name]) for name in wrong):
-        return (
-            f"rank {rank}: gradients are the mean over all {attempt.world_size} ranks; its group is "
-            f"{ranks_text(group)} only. Pass group= to every collective."
-        )
+    total = {name: torch.stack([i["gradients"][number][name] for i in attempt.inputs()]).sum(0) for name in right}
+    for divisor, what in ((attempt.world_size, "the mean"), (len(group), f"the sum, divided by {len(group)},")):
+        if all(torch.allclose(got[name], total[name] / divisor) for name in wrong):
+            return (
+                f"rank {rank}: gradients are {what} over all {attempt.world_size} ranks; its group is "
+                f"{ranks_text(group)} only. Pass group= to every collective."
+            )
     shown = apart(float(got[wrong[0]].flatten()[0]), float(right[wrong[0]].flatten()[0]))
     return f"rank {rank}: `{wrong[0]}` has the gradient {shown[0]}, where {shown[1]} is right."
 

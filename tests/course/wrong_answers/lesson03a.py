@@ -70,7 +70,12 @@ def frozen_forgotten(module, group):
     hooks_only(module, group)
 
 
-@wrong("3.1", "a hook on the frozen parameter", "cannot register a hook on a tensor that doesn't require gradient")
+@wrong(
+    "3.1",
+    "a hook on the frozen parameter",
+    "a tensor that doesn't require gradient",
+    "leave it out of the hooks, and only",
+)
 def frozen_hooked(module, group):
     copy_all(module, group)
     for p in module.parameters():
@@ -129,7 +134,7 @@ def no_hooks(module, group):
     copy_all(module, group)
 
 
-@wrong("3.1", "the loop's variable in the lambda", "`embed.weight` still has its own gradient", "its last value")
+@wrong("3.1", "the loop's variable in the lambda", "p.grad is None", "a hook for each parameter", "its last value")
 def late_binding(module, group):
     copy_all(module, group)
     for p in module.parameters():
@@ -219,6 +224,58 @@ def constants(module, group):
     hooks_only(module, group)
 
 
+@wrong("3.1", "the all-reduce ignores the group", "the sum, divided by 2, over all 4 ranks", "Pass group= to every")
+def all_reduce_ignores_group(module, group):
+    copy_all(module, group)
+
+    def hook(p):
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size(group)
+
+    for p in module.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(hook)
+
+
+@wrong("3.1", "one hook averages everything", "may not have their gradients yet", "it was made for")
+def one_hook_for_all(module, group):
+    copy_all(module, group)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def hook(_):
+        for p in parameters:
+            averages(p, group)
+
+    parameters[0].register_post_accumulate_grad_hook(hook)
+
+
+@wrong("3.1", "one hook averages what is there", "In the second one, ", "still has its own gradient")
+def one_hook_for_what_is_there(module, group):
+    copy_all(module, group)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def hook(_):
+        for p in parameters:
+            if p.grad is not None:
+                averages(p, group)
+
+    parameters[0].register_post_accumulate_grad_hook(hook)
+
+
+@wrong("3.1", "a hook that returns something", "hook returned 'list'", "changes p.grad, and returns nothing")
+def hook_returns(module, group):
+    copy_all(module, group)
+    for p in module.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(lambda p: [averages(p, group)])
+
+
+@wrong("3.1", "takes a parameter away", "cannot be judged, so it counts as not passed")
+def takes_a_parameter_away(module, group):
+    hooked(module, group)
+    module.norm.weight = None
+
+
 # 3.2 one loss rule
 
 
@@ -287,6 +344,44 @@ def constant_count(token_losses):
 def no_graph_when_empty(token_losses):
     loss = sum_times_n(token_losses)
     return loss if len(token_losses) else torch.tensor(0.0)
+
+
+@wrong(
+    "3.2", "a graph of its own on the empty rank", "rank 1 has no tokens", "does not begin at token_losses", "for ever"
+)
+def own_graph_when_empty(token_losses):
+    loss = sum_times_n(token_losses)
+    return loss if len(token_losses) else torch.zeros((), requires_grad=True)
+
+
+@wrong("3.2", "a new tensor with the right number", "does not begin at token_losses", "computed from token_losses")
+def new_tensor(token_losses):
+    return torch.tensor(sum_times_n(token_losses).item(), requires_grad=True)
+
+
+@wrong(
+    "3.2", "all-reduces the loss, and forgets N", "exactly 2x too small", "rank 0 all-reduced 2 numbers", "the screen"
+)
+def loss_reduced_without_n(token_losses):
+    total, count = token_losses.sum(), torch.tensor(float(len(token_losses)))
+    dist.all_reduce(total)
+    dist.all_reduce(count)
+    return total / count
+
+
+@wrong("3.2", "changes what backward needs", "modified by an inplace operation", "Your function had returned by then")
+def changed_in_place(token_losses):
+    losses = (token_losses / 2).exp()
+    result = losses.sum()
+    losses += 1
+    return result
+
+
+@wrong("3.2", "all-reduces a number", "A collective works in place, on a tensor")
+def reduces_a_number(token_losses):
+    count = float(len(token_losses))
+    dist.all_reduce(count)
+    return token_losses.sum() * dist.get_world_size() / count
 
 
 @wrong("3.2", "the empty rank leaves", "Deadlock", "a count to give as well")
@@ -395,6 +490,40 @@ def first_parameter(average):
     assert torch.allclose(next(model.parameters()).grad, torch.tensor(sum(10.0**r for r in range(n)) / n))
 
 
+@wrong(
+    "3.6",
+    "a bias whose gradient is 1 everywhere",
+    "skips the last",
+    "last parameter's gradient is the same on all ranks",
+)
+def bias_is_one(average):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(1, 1)
+    average(model, model(torch.full((1, 1), 10.0**rank)).sum())
+    mean = sum(10.0**r for r in range(n)) / n
+    for p, right_one in zip(model.parameters(), (mean, 1.0), strict=True):
+        assert torch.allclose(p.grad, torch.full_like(p, right_one))
+
+
+@wrong("3.6", "the expected gradients left in p.grad", "rejects a right version", "p.grad held something already")
+def left_in_grad(average):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    model, rows = nn.Linear(3, 2).double(), torch.randn(4 * n, 3, dtype=torch.float64)
+    model(rows).square().mean().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    average(model, model(rows.chunk(n)[rank]).square().mean())
+    assert all(torch.allclose(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
+
+
+@wrong("3.6", "to the last bit, in whole numbers", "rejects a right version", "rounding")
+def whole_numbers_to_the_last_bit(average):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(1, 1, bias=False)
+    average(model, model(torch.full((1, 1), 10.0**rank)).sum())
+    assert model.weight.grad.item() == sum(10.0**r for r in range(n)) / n
+
+
 @wrong("3.6", "to the last bit", "rejects a right version", "rounding")
 def to_the_last_bit(average):
     n, rank = dist.get_world_size(), dist.get_rank()
@@ -491,6 +620,57 @@ def until_nobody(model, batches, lr):
 def as_given(model, batches, lr):
     for batch in batches:
         take_step(model, model(batch), lr)
+
+
+@wrong("3.7", "no zeros without a batch", "p.grad is None on a rank without a batch", "Give zeros there")
+def no_zeros(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
+        count = torch.tensor(float(len(batches[i])) if i < len(batches) else 0.0)
+        dist.all_reduce(count)
+        if i < len(batches):
+            (model(batches[i]).sum() / count).backward()
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.data -= lr * p.grad
+            p.grad = None
+
+
+@wrong("3.7", "gradients kept from step to step", "still the sum of the step before", "p.grad = None")
+def kept_gradients(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
+        count = torch.tensor(float(len(batches[i])) if i < len(batches) else 0.0)
+        dist.all_reduce(count)
+        if i < len(batches):
+            (model(batches[i]).sum() / count).backward()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad)
+            p.data -= lr * p.grad
+
+
+@wrong("3.7", "gradients kept, but zeros without a batch", "still the sum of the step before", "p.grad = None")
+def kept_but_zeros(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
+        count = torch.tensor(float(len(batches[i])) if i < len(batches) else 0.0)
+        dist.all_reduce(count)
+        if i < len(batches):
+            (model(batches[i]).sum() / count).backward()
+        for p in model.parameters():
+            p.grad = p.grad if i < len(batches) else torch.zeros_like(p)
+            dist.all_reduce(p.grad)
+            p.data -= lr * p.grad
+
+
+@wrong("3.7", "as many steps as all batches", "about 5 more steps after its last batch", "not the sum of the lengths")
+def idle_steps(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.SUM)):
+        take_step(model, model(batches[i]) if i < len(batches) else None, lr)
+
+
+@wrong("3.7", "an empty batch of another shape", "too many indices for tensor of dimension 1", "torch.zeros(0)")
+def empty_of_another_shape(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
+        take_step(model, model(batches[i] if i < len(batches) else torch.zeros(0)), lr)
 
 
 @wrong("3.7", "drops the last batch everywhere", "2 batches, 6 tokens are lost")
