@@ -65,6 +65,7 @@ def fault(case: Case, got: Sequence[Gradients], right: Gradients, own: Sequence[
         return _untouched(untouched, len(right))
     return (
         _too_big(got, right, n)
+        or _in_different_orders(case, wrong, got)
         or _elsewhere(case, rank, names[0], got[rank], right)
         or _other(rank, names, got[rank], right)
     )
@@ -88,6 +89,22 @@ def _too_big(got: Sequence[Gradients], right: Gradients, n: int) -> str | None:
             guess = "Was it summed where it should be averaged?" if factor > 1 else "Was it divided twice?"
             word = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
             return f"every gradient is exactly {word}. {guess}"
+    return None
+
+
+def _in_different_orders(case: Case, wrong: Sequence[tuple[int, str]], got: Sequence[Gradients]) -> str | None:
+    """Every rank is in it once, but with different parameters: the places behind the point differ."""
+    if case.kind != "digits":
+        return None
+    for rank, name in wrong:
+        numbers = [
+            digits.read(x * case.world_size, case.world_size) for x in got[rank][name].double().flatten().tolist()
+        ]
+        if any(number and set(number.counts) == {1} and number.place is None for number in numbers):
+            return (
+                f"rank {rank}: `{name}` adds up gradients of different parameters. The ranks put the flat tensor "
+                "together in different orders (a set has none): use the same order on every rank."
+            )
     return None
 
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
-from picolib.course.exercises import gradients, lesson03b_overlap
+from picolib.course.exercises import gradients, lesson03b_accumulate, lesson03b_overlap
 from picolib.course.exercises.data import generator
-from picolib.course.words import number_of
 
 LESSON = "03B_ddp_fast"
 
@@ -145,117 +143,6 @@ def _sizes_fault(rank: int, sent: list[int], right: list[int], size: int, cap: f
     return head + next((text for wrong, text in guesses if sent == list(wrong)), RULE)
 
 
-# 3.5 ----------------------------------------------------------------------------------------------------------
-
-WEIGHTS = {"weight": (5,), "bias": (3,)}
-
-
-class Linear(torch.nn.Module):
-    """The output is the loss: w·x over all parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name, shape in WEIGHTS.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [8]."""
-        return torch.cat([self.weight, self.bias]) @ x
-
-
-def accumulation_cases(world_size: int, seed: int) -> list[Case]:
-    """Three micro-batches of powers of ten, then another number of random ones."""
-    random, made = generator(seed, world_size), []
-    for kind, m in (("powers", 3), ("float64", 1 + world_size % 4)):
-        ranks = [[_micro_batch(kind, rank, random) for _ in range(m)] for rank in range(world_size)]
-        mean = torch.stack([x for batches in ranks for x in batches]).mean(0)
-        right = dict(zip(WEIGHTS, mean.split([5, 3]), strict=True))
-        made.append(Case(kind, tuple((batches,) for batches in ranks), (right,) * world_size))
-    return made
-
-
-def _micro_batch(kind: str, rank: int, random: torch.Generator) -> torch.Tensor:
-    powers = torch.full((8,), 10.0**rank, dtype=torch.float64)
-    return powers if kind == "powers" else torch.randn(8, dtype=torch.float64, generator=random)
-
-
-def accumulated(fn: Any, arguments: tuple) -> dict[str, Any]:
-    """In a rank: gradients, bytes and forward passes of the learner's step, and the bytes of one synchronisation."""
-    import picolib
-
-    ddp, calls = picolib.DistributedDataParallel(Linear()), []
-    for _ in range(2):  # the first one also agrees on the order of the buckets
-        before = _bytes_sent()
-        ddp(torch.ones(8, dtype=torch.float64)).backward()
-        once = _bytes_sent() - before
-    ddp.zero_grad()
-    observe.forget()
-
-    def loss_of(model: Any, micro_batch: torch.Tensor) -> torch.Tensor:
-        calls.append({"through_ddp": model is ddp, "still_open": sum(not call["backward"] for call in calls)})
-        this, loss = calls[-1], model(micro_batch)
-        this["backward"] = False
-        loss.register_hook(lambda _: this.update(backward=True))
-        return loss
-
-    before = _bytes_sent()
-    fn(ddp, arguments[0], loss_of)
-    sent = _bytes_sent() - before
-    grads = {name: p.grad for name, p in ddp.module.named_parameters()}
-    return {"gradients": grads, "calls": calls, "sent": sent, "once": once}
-
-
-def _bytes_sent() -> int:
-    from picolib.launch import monitor
-
-    observer = monitor.observer()
-    return sum(observer.recorder.bytes_to) if observer is not None else 0
-
-
-def judge_accumulation(attempt: Any) -> str | None:
-    """m forward passes, the gradients of one, by one synchronisation, which DDP makes."""
-    m = len(attempt.inputs()[0])
-    for rank, (record, output) in enumerate(zip(attempt.ranks, attempt.outputs, strict=True)):
-        if not all(call["through_ddp"] for call in output["calls"]):
-            return f"rank {rank} called loss_of with something else than ddp: ddp must see every forward pass."
-        if len(output["calls"]) != m:
-            return f"rank {rank} called loss_of {number_of(len(output['calls']), 'time')} for {m} micro-batches."
-        if any(call["still_open"] for call in output["calls"]):
-            return (
-                f"rank {rank} runs a forward pass while an earlier micro-batch waits for its backward pass: so the "
-                "activations of both are in memory. Forward and backward of one, then of the next."
-            )
-        if _by_hand(record):
-            return f"rank {rank} averaged by hand. ddp does it, in the one backward pass that is not under no_sync()."
-    quiet = attempt.world_size > 1 and not any(output["sent"] for output in attempt.outputs)
-    if quiet:
-        return "0 bytes were sent: the last forward and backward pass must run outside ddp.no_sync()."
-    grads = [output["gradients"] for output in attempt.outputs]
-    own = [dict.fromkeys(WEIGHTS, torch.full((1,), float("nan")))] * len(grads)
-    wrong = gradients.fault(attempt.case, grads, attempt.case.expected[0], own)
-    if wrong:
-        hint = f" A mean over {m} micro-batches: where, and how often, do you divide by m?"
-        return wrong.split(" Was it")[0] + (hint if "exactly" in wrong else "")
-    return _bytes_fault(attempt, m)
-
-
-def _by_hand(record: Any) -> bool:
-    """Whether something was sent by others than DDP."""
-    others = {e[5] for e in record.messages} - {"parallel.ddp"}
-    return bool(others) or any(name in COLLECTIVES and not owned for name, _, owned in record.collectives)
-
-
-def _bytes_fault(attempt: Any, m: int) -> str | None:
-    for rank, output in enumerate(attempt.outputs):
-        if output["sent"] != output["once"]:
-            ratio = output["sent"] / output["once"]
-            return (
-                f"The gradients are right, but for {m} micro-batches rank {rank} sent {ratio:.1f}x the bytes. Only the "
-                "last one has to synchronise; and no_sync() must hold the forward pass too, not backward alone."
-            )
-    return None
-
-
 EXERCISES = (
     Exercise(
         id="3.3",
@@ -282,26 +169,5 @@ EXERCISES = (
         ),
     ),
     lesson03b_overlap.EXERCISE,
-    Exercise(
-        id="3.5",
-        function="accumulated_step",
-        title="accumulate, then synchronise once",
-        lesson=LESSON,
-        sitting="03B",
-        difficulty=2,
-        minutes=6,
-        task="Gradients of m micro-batches on each rank, in memory for one, with the bytes of one.",
-        cases=accumulation_cases,
-        call=accumulated,
-        judge=judge_accumulation,
-        sizes=(4, 3, 1, 2),
-        allows=COLLECTIVES | {"barrier", "parallel.ddp"},
-        tags=("gradients",),
-        verified="gradients equal the mean over ranks and micro-batches; 3 micro-batches send the bytes of one",
-        hints=(
-            "backward() adds to .grad. Which of the m backward passes is the first that knows the sum of all?",
-            "All micro-batches but the last go under `with ddp.no_sync():`, forward and backward.",
-            "The mean over m micro-batches: (loss_of(ddp, micro_batch) / m).backward() for each.",
-        ),
-    ),
+    lesson03b_accumulate.EXERCISE,
 )

@@ -29,6 +29,13 @@ BUCKETS = (
 )
 SIZES = [sum(torch.Size(SHAPES[name]).numel() for name in set(bucket)) for bucket in BUCKETS]
 STEPS = 2
+TOO_EARLY = (
+    "A gradient of that bucket is not there yet. Three usual reasons: the hook is not registered with "
+    "register_post_accumulate_grad_hook; the bucket counts fewer gradients than it has; or all hooks mean the last "
+    "bucket: a function made in a loop looks the loop's variable up when it runs. Give it its own: "
+    "def hook(p, number=number)."
+)
+COMPARED = "`p in once` compares tensors number by number. list(dict.fromkeys(bucket)) holds each parameter once."
 
 
 def overlap_cases(world_size: int, seed: int) -> list[Case]:
@@ -42,7 +49,7 @@ def overlap_cases(world_size: int, seed: int) -> list[Case]:
 
 def two_steps(fn: Callable, arguments: tuple) -> Any:
     """In a rank: the learner's hooks under two backward passes; the gradients after each."""
-    weights = {name: torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for name, shape in SHAPES.items()}
+    weights = _weights()
     for name, weight in weights.items():
         weight.register_post_accumulate_grad_hook(lambda _, name=name: _is_there(name))
     finish = fn([[weights[name] for name in bucket] for bucket in BUCKETS])
@@ -61,6 +68,13 @@ def two_steps(fn: Callable, arguments: tuple) -> Any:
     return after
 
 
+def _weights() -> dict[str, torch.nn.Parameter]:
+    """In the order of SHAPES; made in another order on each rank, so that a set's order differs between ranks."""
+    names, first = list(SHAPES), dist.get_rank() * 2 % len(SHAPES)
+    made = {name: torch.nn.Parameter(torch.zeros(SHAPES[name]).double()) for name in names[first:] + names[:first]}
+    return {name: made[name] for name in SHAPES}
+
+
 def _is_there(name: str) -> None:
     """The last rank is slow, so that whoever uses a result before wait() does not find it by luck."""
     if dist.get_rank() == dist.get_world_size() - 1:
@@ -74,6 +88,7 @@ class Moments(NamedTuple):
     gradient: dict[str, int]
     started: list[tuple[int, int]]  # position, elements
     waited: list[int]  # position of the wait for each of those; after everything where there was none
+    again: int  # waits for all-reduces of earlier steps
 
 
 def moments(entries: Sequence[list]) -> list[Moments]:
@@ -84,11 +99,13 @@ def moments(entries: Sequence[list]) -> list[Moments]:
         inside = list(enumerate(entries))[begin + 1 : end]
         started = [(i, e) for i, e in inside if e[0] == "collective" and e[1] == "all_reduce"]
         waits = {e[1]: i for i, e in inside if e[0] == "wait"}
+        before = {e[4] for e in entries[:begin] if e[0] == "collective"}
         found.append(
             Moments(
                 {e[1]: i for i, e in inside if e[0] == "note"},
                 [(i, e[2]) for i, e in started],
                 [waits.get(e[4], end) if e[4] is not None else i for i, e in started],
+                len(before & set(waits)),
             )
         )
     return found
@@ -115,6 +132,7 @@ def _step_fault(attempt: Any, number: int, ranks: Sequence[Moments]) -> str | No
     case = attempt.case if number == 0 else Case("float64", attempt.case.inputs, None)
     return (
         _never_started(ranks[0])
+        or _again(ranks[0])
         or gradients.fault(case, got, attempt.case.expected[0][number], own)
         or _sizes_fault(ranks[0])
         or next((text for rank, one in enumerate(ranks) if (text := _not_hidden(rank, one))), None)
@@ -125,6 +143,11 @@ def _never_started(one: Moments) -> str | None:
     if len(one.started) >= len(BUCKETS):
         return None
     sizes = [elements for _, elements in one.started]
+    if sizes in ([sum(SIZES)], [sum(SIZES) + SIZES[-1]]):
+        return (
+            "you made one all-reduce of everything. It can start only when the last gradient is there, so 0% is "
+            f"hidden: make one for each of the {len(BUCKETS)} buckets."
+        )
     missing = next(b for b, size in enumerate(SIZES) if size not in sizes)
     if len(sizes) == len(BUCKETS) - 1 and TIED in BUCKETS[missing]:
         return (
@@ -134,6 +157,15 @@ def _never_started(one: Moments) -> str | None:
     return (
         f"{number_of(len(sizes), 'all-reduce')} for {len(BUCKETS)} buckets: bucket {missing} was never started. "
         "Is what it still waits for counted anew in each step?"
+    )
+
+
+def _again(one: Moments) -> str | None:
+    if not one.again:
+        return None
+    return (
+        f"finish() waits for {number_of(one.again, 'all-reduce')} of the step before once more. Forget handles and "
+        "flat tensors at the end of finish(): else the list grows with every step, and keeps their memory."
     )
 
 
@@ -191,10 +223,12 @@ EXERCISE = Exercise(
     allows=COLLECTIVES | {"barrier", "poll", "parallel.ddp"},
     rules=(gradients.only_all_reduce,),
     tags=("gradients",),
+    raised=((r"'NoneType' object has no attribute", TOO_EARLY), (r"ambiguous|size of tensor a", COMPARED)),
     verified="each bucket's all-reduce starts with its last gradient; none is waited for before backward is through",
     hints=(
         "p.register_post_accumulate_grad_hook(hook) calls hook(p) when p.grad is there. Was it the last of its bucket?",
-        "Count down what a bucket still misses. At 0 start dist.all_reduce(flat, async_op=True), and keep its handle.",
+        "Count down what a bucket still misses; list(dict.fromkeys(bucket)) has each parameter once, in order. At 0 "
+        "start dist.all_reduce(flat, async_op=True), and keep its handle.",
         "finish(): for each handle wait, divide, copy back. Then forget the handles, and count anew in the next step.",
     ),
 )

@@ -526,6 +526,116 @@ def divides_before_wait(buckets):
     return finish
 
 
+def with_hooks(buckets, begin, number_of_hook=None):
+    """count_missing with another `begin(number)`, and perhaps hooks that mean another bucket."""
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                under_way.append(begin(number, buckets))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number if number_of_hook is None else number_of_hook))
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        under_way.clear()
+        missing[:] = [len(bucket) for bucket in buckets]
+
+    return finish
+
+
+@wrong("3.4", "another order on each rank, as of a set", "gradients of different parameters", "in different orders")
+def another_order_on_each_rank(buckets):
+    def begin(number, buckets):
+        turn = dist.get_rank() % len(buckets[number])
+        bucket = buckets[number][turn:] + buckets[number][:turn]
+        flat = flatten(bucket)
+        return dist.all_reduce(flat, async_op=True), flat, bucket
+
+    return with_hooks(buckets, begin)
+
+
+def begin_all_reduce(number, buckets):
+    flat = flatten(buckets[number])
+    return dist.all_reduce(flat, async_op=True), flat, buckets[number]
+
+
+@wrong("3.4", "hooks that all mean the last bucket", "'NoneType'", "when it runs", "def hook(p, number=number)")
+def all_mean_the_last(buckets):
+    return with_hooks(buckets, begin_all_reduce, number_of_hook=len(buckets) - 1)
+
+
+@wrong("3.4", "started one gradient too early", "'NoneType'", "counts fewer gradients than it has")
+def one_too_early(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [max(len(bucket) - 1, 1) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                under_way.append(begin_all_reduce(number, buckets))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+    return lambda: None
+
+
+@wrong("3.4", "compares tensors to find the tied weight", "number by number", "dict.fromkeys(bucket)")
+def compares_tensors(buckets):
+    own = []
+    for bucket in buckets:
+        once = []
+        for p in bucket:
+            if p not in once:
+                once.append(p)
+        own.append(once)
+    return count_missing(own)
+
+
+@wrong("3.4", "one all-reduce of everything", "you made one all-reduce of everything", "each of the 3 buckets")
+def one_bucket_for_all(buckets):
+    return count_missing([[p for bucket in buckets for p in bucket]])
+
+
+@wrong("3.4", "handles are never forgotten", "finish() waits for 3 all-reduces of the step before once more")
+def handles_never_forgotten(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, handles = [len(bucket) for bucket in buckets], []
+
+    def hook_of(number):
+        def hook(p):
+            missing[number] -= 1
+            if missing[number] == 0:
+                handles.append(begin_all_reduce(number, buckets))
+
+        return hook
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(hook_of(number))
+
+    def finish():
+        for handle, flat, bucket in handles:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        missing[:] = [len(bucket) for bucket in buckets]
+
+    return finish
+
+
 @wrong("3.4", "returns nothing", "overlap returned None", "the function finish()")
 def returns_nothing(buckets):
     count_missing(buckets)
@@ -601,13 +711,55 @@ def divides_twice(ddp, micro_batches, loss_of):
         p.grad /= len(micro_batches)
 
 
-@wrong("3.5", "divides the last one only", "differs from the mean")
+@wrong("3.5", "divides the last one only", "the micro-batches count 3x, 3x, 1x", "Divide every loss by m")
 def divides_the_last(ddp, micro_batches, loss_of):
     *before, last = micro_batches
     with ddp.no_sync():
         for micro_batch in before:
             loss_of(ddp, micro_batch).backward()
     (loss_of(ddp, last) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "divides by the ranks, too", "exactly 4x too small. 4 is the number of ranks", "takes the mean already")
+def divides_by_the_ranks(ddp, micro_batches, loss_of):
+    all_but_the_last(ddp, micro_batches, lambda *given: loss_of(*given) / dist.get_world_size())
+
+
+@wrong("3.5", "empties .grad each time", "micro-batches 0 and 1 (counted from 0) are not in the gradient", "emptied")
+def empties_each_time(ddp, micro_batches, loss_of):
+    def fresh(*given):
+        ddp.zero_grad()
+        return loss_of(*given)
+
+    all_but_the_last(ddp, micro_batches, fresh)
+
+
+@wrong("3.5", "the same micro-batch each time", "are not in the gradient", "one micro-batch taken several times")
+def the_same_each_time(ddp, micro_batches, loss_of):
+    all_but_the_last(ddp, [micro_batches[0]] * len(micro_batches), loss_of)
+
+
+@wrong("3.5", "synchronises first", "only its own gradient of micro-batches 1 and 2", "last backward pass is the one")
+def synchronises_first(ddp, micro_batches, loss_of):
+    first, *others = micro_batches
+    (loss_of(ddp, first) / len(micro_batches)).backward()
+    with ddp.no_sync():
+        for micro_batch in others:
+            (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "no_sync() without with", "3.0x the bytes", "but enter no block: `with ddp.no_sync():`")
+def without_with(ddp, micro_batches, loss_of):
+    for micro_batch in micro_batches:
+        ddp.no_sync()
+        (loss_of(ddp, micro_batch) / len(micro_batches)).backward()
+
+
+@wrong("3.5", "never synchronises one micro-batch", "With one micro-batch, the first is the last")
+def never_syncs_one(ddp, micro_batches, loss_of):
+    if len(micro_batches) > 1:
+        return all_but_the_last(ddp, micro_batches, loss_of)
+    never_syncs(ddp, micro_batches, loss_of)
 
 
 @wrong("3.5", "averages by hand", "averaged by hand")
