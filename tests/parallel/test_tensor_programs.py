@@ -129,6 +129,26 @@ def cut_with(**option):
     VocabParallelEmbedding.from_embedding(nn.Embedding(6, 3, **option))
 
 
+def cut_twice():
+    parallelize(parallelize(llama()))
+
+
+def cut_a_cut_layer():
+    RowParallelLinear.from_linear(ColumnParallelLinear(4, 4))
+
+
+def cut_something_else():
+    parallelize(nn.Linear(4, 4))
+
+
+def odd_sequence():
+    parallelize(llama(), sequence_parallel=True)(tokens()[0][:, :7])
+
+
+def whole_where_a_part_should_be():
+    RowParallelLinear(4, 4)(torch.ones(2, 4))
+
+
 def twice_differentiated():
     logits = torch.zeros(2, 3, requires_grad=True)
     loss = vocab_parallel_cross_entropy(logits.exp(), torch.tensor([0, 1]))
@@ -145,6 +165,11 @@ def twice_differentiated():
         (partial(judge, -1), "target must be numbers from 0 to 5, got -1"),
         (partial(cut_with, max_norm=1.0), "embedding must not have max_norm=1.0"),
         (partial(cut_with, sparse=True), "embedding must not have sparse=True"),
+        (cut_twice, "model must be whole, but it has been cut already"),
+        (cut_a_cut_layer, "this ColumnParallelLinear has been cut already"),
+        (cut_something_else, "model must be a plain LlamaForCausalLM, but Linear has no config"),
+        (odd_sequence, "tokens must have a length that 2 ranks can share equally with sequence_parallel, got 7"),
+        (whole_where_a_part_should_be, "must have 2 features where input_is_parallel=True, got 4"),
         (twice_differentiated, "can't be differentiated twice"),
     ],
 )

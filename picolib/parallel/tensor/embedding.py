@@ -65,6 +65,11 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens' vectors, on every rank."""
         refuse_outside(tokens, self.whole_embeddings, "tokens")
+        if self.sequence_parallel and tokens.shape[-1] % dist.get_world_size(self.group):
+            raise ValueError(
+                f"tokens must have a length that {dist.get_world_size(self.group)} ranks can share equally with "
+                f"sequence_parallel, got {tokens.shape[-1]}."
+            )
         elsewhere = (tokens < self.first) | (tokens >= self.last)
         if len(self.weight):
             rows = (tokens - self.first).masked_fill(elsewhere, 0)

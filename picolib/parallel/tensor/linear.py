@@ -18,7 +18,7 @@ from torch import nn
 
 from picolib import comm
 from picolib.comm import functional
-from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec
+from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec, spec_of
 
 SEQUENCE = -2  # the dimension of tokens in [..., sequence, features]
 
@@ -40,7 +40,13 @@ class _Cut(HasGroup, nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, group: Any = None, **options: Any) -> Any:
-        """This rank's part of a whole layer, as copies of its numbers."""
+        """This rank's part of a whole layer, as copies of its numbers.
+
+        Raises:
+            ValueError: the layer has been cut already.
+        """
+        if isinstance(linear, _Cut):
+            raise ValueError(f"linear must be whole, but this {type(linear).__name__} has been cut already.")
         part = cls(
             linear.in_features, linear.out_features, linear.bias is not None, group=group, **options
         ).to(linear.weight)  # fmt: skip
@@ -128,6 +134,12 @@ class RowParallelLinear(_Cut):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The whole output, on every rank (or this rank's tokens of it)."""
+        whole = spec_of(self, "weight").shape[1]
+        if x.shape[-1] != (expected := self.in_features if self.input_is_parallel else whole):
+            raise ValueError(
+                f"The input must have {expected} features where input_is_parallel={self.input_is_parallel}, "
+                f"got {x.shape[-1]}."
+            )
         if not self.input_is_parallel:
             x = functional.scatter_to_group(x, -1, group=self.group)
         y = F.linear(x, self.weight)

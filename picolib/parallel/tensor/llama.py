@@ -28,8 +28,13 @@ def parallelize(model: nn.Module, group: Any = None, *, sequence_parallel: bool 
     group must be given the same tokens. With `sequence_parallel` their number must divide by the group's size.
 
     Raises:
-        ValueError: the heads do not divide, or embeddings are tied.
+        ValueError: the model is no plain Llama, or the heads do not divide. Nothing has been changed then.
     """
+    lacks = next((part for part in ("config", "model", "lm_head") if not hasattr(model, part)), None)
+    if lacks is not None:
+        raise ValueError(f"model must be a plain LlamaForCausalLM, but {type(model).__name__} has no {lacks}.")
+    if isinstance(model.lm_head, VocabParallelLinear):
+        raise ValueError("model must be whole, but it has been cut already.")
     size = dist.get_world_size(group)
     config = model.config
     for key in ("num_attention_heads", "num_key_value_heads"):
