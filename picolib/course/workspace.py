@@ -26,6 +26,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from picolib.course import lessons, state
+from picolib.course.show import ANSWERS
 
 
 class Delivery(NamedTuple):
@@ -153,7 +154,19 @@ def _adapted(delivery: Delivery) -> NotebookNode:
         if cell.cell_type == "markdown":
             for pattern, replacement in LINKS:
                 cell.source = pattern.sub(replacement, cell.source)
+        elif shows_an_answer(cell.source):
+            cell.outputs = []
     return notebook
+
+
+def shows_an_answer(source: str) -> bool:
+    """Whether a code cell shows code that answers an exercise.
+
+    The lessons in the repository keep what such a cell shows: there they are read, not solved. A learner's copy begins
+    without it; run there, `show` shows the code once the exercise has passed.
+    """
+    answers = {name.rpartition(".")[2] for name in ANSWERS}
+    return any(name.rpartition(".")[2] in answers for name in re.findall(r"\bshow\(([\w.]+)\s*[,)]", source))
 
 
 def _write(path: Path, notebook: NotebookNode) -> None:

@@ -2,9 +2,9 @@
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from picolib.course import workspace
+from picolib.course import lessons, workspace
 
 
 def lesson(*sources, link="[exercises](../exercises/02A.ipynb#2.3)"):
@@ -94,3 +94,30 @@ def test_a_file_that_is_no_notebook_any_more_is_left_alone(tmp_path, root):
     (tmp_path / "w" / "02A.ipynb").write_text("{ broken")
     assert "left alone" in workspace.update(tmp_path / "w", root)
     assert (tmp_path / "w" / "02A.ipynb").read_text() == "{ broken"
+
+
+def shows(source):
+    return new_code_cell(source, outputs=[new_output("display_data", {"text/plain": "# the code"})])
+
+
+def test_a_copy_begins_without_the_code_that_answers_an_exercise(tmp_path, root):
+    cells = [
+        shows("show(ddp.assign_buckets)"),
+        shows("show(comm.all_reduce.ring, spoil=True)"),
+        shows("show(picolib.run)"),
+    ]
+    nbformat.write(new_notebook(cells=cells), root / "notebooks" / "03B.ipynb")
+    workspace.fill(tmp_path / "w", root)
+    copied = nbformat.read(tmp_path / "w" / "03B.ipynb", as_version=4).cells
+    assert [bool(cell.outputs) for cell in copied] == [False, False, True]
+    assert [cell.source for cell in copied] == [cell.source for cell in cells]
+
+
+def test_every_cell_of_the_lessons_that_shows_an_answer_is_recognised():
+    shown = [c.source for path in sorted((lessons.root() / "notebooks").glob("*.ipynb")) for c in code_cells(path)]
+    for name in ("average_in_buckets", "OverlappedAverage", "assign_buckets", "count_global_tokens"):
+        assert any(name in source and workspace.shows_an_answer(source) for source in shown), name
+
+
+def code_cells(path):
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
