@@ -110,7 +110,7 @@ def _from(part: str) -> int:
 def cache_cases(world_size: int, seed: int) -> list[Case]:
     """Grouped heads, in one byte a number and in four; Llama 3 70B with a long text."""
     random = generator(seed, world_size)
-    texts, tokens = pick(random, 11, 13), pick(random, 130, 210, 370)
+    texts, tokens = pick(random, 19, 23), pick(random, 130, 210, 370)
     published = LlamaConfig(**PRESETS["Llama 3 70B"])
     made = [(configuration(random), texts, tokens, 1), (configuration(random), texts + 4, tokens + 1, 4)]
     made.append((published, 1, 32_768, 2))

@@ -42,7 +42,7 @@ def configuration(random: torch.Generator, **fixed: Any) -> LlamaConfig:
         "num_hidden_layers": pick(random, 3, 5, 6, 7),
         "num_key_value_heads": kv_heads,
         "num_attention_heads": kv_heads * pick(random, 2, 4, 5),
-        "head_dim": pick(random, 14, 22, 26),
+        "head_dim": pick(random, 22, 26, 34),
     }
     return LlamaConfig(**{**sizes, **fixed})
 

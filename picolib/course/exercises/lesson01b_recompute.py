@@ -15,6 +15,7 @@ from picolib.plan.memory import measure
 
 LAYERS, BATCH, WIDTH = 8, 16, 8
 INSIDE = 5  # what one layer saves, as a multiple of its input: the input, and the widened hidden activation
+NO_GRAPH = "a tensor without a graph"
 TORCHS = ("torch.utils.checkpoint", "torch.autograd.graph", "torch.distributed.algorithms")
 
 
@@ -44,8 +45,7 @@ def forward_and_backward(fn: Any, arguments: tuple) -> dict[str, Any]:
     with measure(layers) as forward, calls_into(*TORCHS) as called:
         output = fn(layers, x)
     if called or not isinstance(output, torch.Tensor) or not output.requires_grad:
-        kind = "a tensor without a graph" if isinstance(output, torch.Tensor) else f"a {type(output).__name__}"
-        return {"borrowed": _public(called), "kind": kind}
+        return {"borrowed": _public(called), "kind": _kind(output)}
     del output
     counter[:] = [0] * LAYERS
     with measure(layers) as both:
@@ -67,6 +67,12 @@ def _backward(output: torch.Tensor) -> None:
         raise RuntimeError(says).with_traceback(error.__traceback__) from None
 
 
+def _kind(output: Any) -> str:
+    if isinstance(output, torch.Tensor):
+        return NO_GRAPH
+    return "nothing" if output is None else f"a {type(output).__name__}"
+
+
 def _public(called: list[str]) -> list[str]:
     """The first call, by the name of its module."""
     return [name.rsplit(".", 1)[0] if "checkpoint" in name else name for name in called[:1]]
@@ -85,9 +91,11 @@ def plain(seed: int, x: torch.Tensor) -> dict[str, Any]:
 def judge_recomputation(attempt: Any) -> str | None:
     """Output and gradients of the plain stack; L inputs held after forward, one layer more in backward; two runs."""
     got = attempt.outputs[0]
+    if got["kind"] and got["kind"] != NO_GRAPH:
+        return f"your function returned {got['kind']}: return what the last layer puts out, a tensor."
     if got["kind"]:
         return (
-            f"the answer is {got['kind']}: backward() cannot start from it. Under no_grad() nothing is recorded, so "
+            f"the answer is {NO_GRAPH}: backward() cannot start from it. Under no_grad() nothing is recorded, so "
             "an autograd.Function has to stand in the graph in the layer's place."
         )
     right = plain(*attempt.case.inputs[0])

@@ -72,6 +72,11 @@ def no_graph(layers, x):
     return x
 
 
+@wrong("1.4", "returns nothing", "your function returned nothing: return what the last layer puts out")
+def returns_nothing(layers, x):
+    function_for_each(layers, x)
+
+
 @wrong("1.4", "the whole stack as one piece", "during backward it is 40 times", "Make each layer a piece of its own")
 def one_piece(layers, x):
     return Again.apply(x, torch.nn.Sequential(*layers))
