@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class Prediction:
             right = abs(self.value - measured) <= within * abs(measured)
             far = "" if right else _off(self.value, measured)
         else:
-            right, far = self.value == measured, ""
+            right, far = self.value == measured or same_words(self.value, measured), ""
         verdict = "you were right" if right else f"a surprise{f' ({far})' if far else ''}"
         print(f"{self.question}: you said {_text(self.value)}, the run says {_text(measured)}: {verdict}.")
 
@@ -39,6 +40,32 @@ def predict(question: str, value: Any) -> Prediction:
     )
     state.save(record)
     return Prediction(question, value)
+
+
+ARTICLES = {"a", "an", "the", "it", "is", "has", "have", "be", "been", "was"}
+ENDINGS = ("s", "es", "d", "ed", "n", "en", "r", "er", "ing")
+
+
+def same_words(said: Any, measured: Any) -> bool:
+    """Whether two answers in words are one, in another form: stay and stayed, shrink and shrunk, same and the same."""
+    if not isinstance(said, str) or not isinstance(measured, str):
+        return False
+    one, other = ([w for w in re.findall(r"[\w-]+", text.lower()) if w not in ARTICLES] for text in (said, measured))
+    return bool(one) and len(one) == len(other) and all(map(_same_word, one, other))
+
+
+def _same_word(one: str, other: str) -> bool:
+    """The same but for an ending, or, as in shrink and shrunk, but for its vowels."""
+    if one == other or not (one.isalpha() and other.isalpha()):
+        return one == other
+    if _stems(one) & _stems(other):
+        return True
+    bones, others = (re.sub(r"(?<=.)[aeiou]", "", word).removesuffix("n") for word in (one, other))
+    return one[0] == other[0] and bones == others and len(bones) >= 3
+
+
+def _stems(word: str) -> set[str]:
+    return {word} | {word.removesuffix(ending) for ending in ENDINGS if len(word) >= len(ending) + 3}
 
 
 def _is_number(value: Any) -> bool:

@@ -172,7 +172,7 @@ def test_a_bfloat16_sum_may_round_but_never_be_n_times_too_big():
 
 @pytest.mark.parametrize("exercise", exercises().values(), ids=lambda e: e.id)
 def test_inputs_are_new_with_every_seed_and_differ_by_rank(exercise):
-    if exercise.id in ("0.1", "2.2", "2.7"):
+    if exercise.id in ("0.1", "2.2", "2.7", "3.6"):
         pytest.skip("the question is the same on all ranks")
     size = exercise.sizes[0]
     one, other = (exercise.cases(size, seed)[-1].inputs for seed in (1, 2))

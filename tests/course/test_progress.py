@@ -125,6 +125,26 @@ def test_how_far_off_a_prediction_was_is_said_as_people_do(nowhere, capsys, said
     assert capsys.readouterr().out.endswith(f": a surprise{far}.\n")
 
 
+@pytest.mark.parametrize(
+    "said, measured",
+    [("stay", "stayed"), ("stays", "stayed"), ("Shrink", "shrunk"), ("grow", "grown"), ("grew", "grown"),
+     ("same", "the same"), ("it is lower", "lower"), ("low", "lower"), ("fast", "faster")],
+)  # fmt: skip
+def test_another_form_of_the_right_word_is_right(nowhere, capsys, said, measured):
+    predict("it has", said).compare(measured)
+    assert capsys.readouterr().out.endswith("you were right.\n")
+
+
+@pytest.mark.parametrize(
+    "said, measured",
+    [("slower", "lower"), ("higher", "lower"), ("left", "right"), ("ring", "tree"), ("same", "some"),
+     ("ZeRO-1", "ZeRO-2"), ("not the same", "the same"), ("4", "40"), ("", "stayed"), ("shorter", "stayed"), (["stay"], "stayed")],
+)  # fmt: skip
+def test_another_word_is_another_answer(nowhere, capsys, said, measured):
+    predict("it has", said).compare(measured)
+    assert capsys.readouterr().out.endswith("a surprise.\n")
+
+
 def test_the_names_of_the_course_are_functions_whatever_was_imported_first():
     import picolib.course as course
 
