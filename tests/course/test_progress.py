@@ -138,7 +138,8 @@ def test_another_form_of_the_right_word_is_right(nowhere, capsys, said, measured
 @pytest.mark.parametrize(
     "said, measured",
     [("slower", "lower"), ("higher", "lower"), ("left", "right"), ("ring", "tree"), ("same", "some"),
-     ("ZeRO-1", "ZeRO-2"), ("not the same", "the same"), ("4", "40"), ("", "stayed"), ("shorter", "stayed"), (["stay"], "stayed")],
+     ("ZeRO-1", "ZeRO-2"), ("not the same", "the same"), ("4", "40"), ("", "stayed"), ("shorter", "stayed"),
+     (["stay"], "stayed")],
 )  # fmt: skip
 def test_another_word_is_another_answer(nowhere, capsys, said, measured):
     predict("it has", said).compare(measured)
