@@ -44,7 +44,18 @@ def test_without_a_number_it_is_the_quickest_step():
 
 def test_the_picture_of_a_step_names_its_spans_and_its_buckets():
     svg = training_step(two_steps(), number=1).svg()
-    assert all(word in svg for word in ("forward", "backward", "bucket 0", "1 s exposed"))
+    assert all(word in svg for word in ("forward", "backward", "bucket 0", "1 s exposed", "4 s in all"))
+
+
+def test_a_picture_of_some_ranks_says_of_how_many():
+    run = picolib.run(a_step, 3, trace=True)
+    assert "ranks 0 and 1 of 3" in training_step(run.trace).svg()
+    assert "of 3" not in training_step(run.trace, ranks=(0, 1, 2)).svg()
+
+
+def a_step():
+    with picolib.mark("step"):
+        dist.all_reduce(torch.ones(1))
 
 
 def test_a_run_without_steps_says_how_to_mark_them():
@@ -145,6 +156,8 @@ def test_the_static_picture_shows_too_small_right_and_too_large():
 def test_efficiency_is_relative_to_the_smallest_run():
     assert efficiency({2: 100.0, 4: 150.0}) == {2: 1.0, 4: 0.75}
     svg = scaling({"strong": {1: 10.0, 4: 20.0}}, cores=2).svg()
-    assert "ideal" in svg and "2 cores" in svg and "cores" not in scaling({"strong": {1: 10.0, 2: 20.0}}, cores=2).svg()
+    assert (
+        "ideal" in svg and "cores: 2" in svg and "cores" not in scaling({"strong": {1: 10.0, 2: 20.0}}, cores=2).svg()
+    )
     with pytest.raises(ValueError, match="at least two numbers of ranks"):
         scaling({"weak": {1: 3.0}})

@@ -30,15 +30,16 @@ def scaling(points: Points, cores: int | None = None, title: str = "Throughput a
     figure = Figure(380, alt, varies=True)
     most = max(max(found) for found in points.values())
     gains = {name: {n: n * e for n, e in efficiency(found).items()} for name, found in points.items()}
-    names = [*gains, "ideal"]
+    names = [*gains, "ideal", _cores(cores or 1)]
     x = Scale(0, most, 66, WIDTH - 40 - max(text_width(name, SMALL) for name in names))
     axes = Axes(figure, x, Scale(0, 1.05 * max(most, *(max(g.values()) for g in gains.values())), 318, 76))
     figure.text(20, 26, title, size=LARGE, bold=True)
     axes.frame("ranks N", "times one rank")
     axes.line([0, most], [0, most], MUTED, dash=True)
-    if cores and cores < most:
-        _ceiling(axes, cores, most)
     ends = [(axes.at(most, most)[1], "ideal", MUTED)]
+    if cores and cores < most:
+        axes.line([cores, most], [cores, cores], INK, dash=True)
+        ends.append((axes.at(most, cores)[1], _cores(cores), INK))
     for number, (name, found) in enumerate(gains.items()):
         ranks, color = sorted(found), series_color(number)
         axes.line(ranks, [found[n] for n in ranks], color, width=2.5)
@@ -48,7 +49,5 @@ def scaling(points: Points, cores: int | None = None, title: str = "Throughput a
     return figure
 
 
-def _ceiling(axes: Axes, cores: int, most: int) -> None:
-    axes.line([cores, most], [cores, cores], INK, dash=True)
-    x, y = axes.at(most, cores)
-    axes.figure.text(x - 6, y - 9, f"{cores} cores: no more can compute at once", size=SMALL, color=INK, anchor="end")
+def _cores(count: int) -> str:
+    return f"as many as cores: {count}"

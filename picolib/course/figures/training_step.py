@@ -12,6 +12,7 @@ from picolib.course.figures.axes import Scale
 from picolib.course.figures.canvas import Figure, text_width
 from picolib.course.figures.timeline import WORK, Span, exposed, minus, tracks, union
 from picolib.course.style import ACCENT, EMPTY, GOOD, GRID, INK, LARGE, MUTED, PAPER, SMALL, WIDTH, seconds_text, tint
+from picolib.course.words import ranks_text
 
 LEFT, RIGHT, TOP = 78, 136, 92
 ROW, GAP = 15, 17
@@ -81,6 +82,9 @@ def training_step(
     figure = Figure(TOP + sum(heights) + 30, alt, varies=True)
     scale = Scale(0, max(step.seconds for _, step in shown), LEFT, WIDTH - RIGHT)
     figure.text(20, 26, title, size=LARGE, bold=True)
+    if len(shown) < len(steps):
+        text = f"{ranks_text([rank for rank, _ in shown])} of {len(steps)}"
+        figure.text(WIDTH - 20, 26, text, size=SMALL, color=MUTED, anchor="end")
     _legend(figure)
     _axis(figure, scale, TOP + sum(heights))
     for place, (rank, step) in enumerate(shown):
@@ -106,6 +110,7 @@ def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> No
             _collective(figure, scale, event, step.exposed, top + GAP * (number + 1))
     text = f"{seconds_text(step.exposed_seconds)} exposed"
     figure.text(scale.end + 8, top + 8, text, size=SMALL, bold=True, color=ACCENT)
+    figure.text(scale.end + 8, top + 8 + GAP, f"{seconds_text(step.seconds)} in all", size=SMALL, color=INK)
 
 
 def _collective(figure: Figure, scale: Scale, event: Any, red: Sequence[Span], top: float) -> None:

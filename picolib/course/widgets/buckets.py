@@ -11,6 +11,7 @@ QUESTION = "Which bucket size leaves the least exposed, and does that size grow 
 CAPS = (0.5, 1, 2, 4, 8, 16, 25, 64)
 LATENCIES = (1e-6, 5e-6, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
 SPEEDS = (0.5, 1, 2, 5, 25, 100)  # GB/s
+STATIC = (0.5, 2, 4, 16, 64)  # too small, right, too large
 BACKWARD = (1e-3, 2e-3, 5e-3, 1e-2, 2e-2)  # seconds a layer
 
 
@@ -35,5 +36,5 @@ def bucket_explorer(
         ),
         "layer": slider("backward, a layer", [(seconds_text(s), s) for s in BACKWARD], 5e-3),
     }
-    picture = bucket_plan([0.5, 4, 64], alpha, 1e-9 / gigabytes_per_second, ranks)
+    picture = bucket_plan(STATIC, alpha, 1e-9 / gigabytes_per_second, ranks)
     return explorer(question, picture, draw, controls)
