@@ -37,11 +37,11 @@ def configuration(random: torch.Generator, **fixed: Any) -> LlamaConfig:
     kv_heads = pick(random, 1, 2, 3)
     sizes = {
         "vocab_size": pick(random, 257, 311, 509, 1009),
-        "hidden_size": 8 * pick(random, 9, 17, 19),
+        "hidden_size": 8 * pick(random, 9, 19, 23),
         "intermediate_size": pick(random, 101, 151, 211, 307),
         "num_hidden_layers": pick(random, 3, 5, 6, 7),
         "num_key_value_heads": kv_heads,
-        "num_attention_heads": kv_heads * pick(random, 2, 4, 5),
+        "num_attention_heads": kv_heads * pick(random, 3, 4, 5),
         "head_dim": pick(random, 22, 26, 34),
     }
     return LlamaConfig(**{**sizes, **fixed})
