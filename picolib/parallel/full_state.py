@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
     whole = {id(p): _gathered(p.detach(), spec) for _, p, spec in named_specs(module)}
     state = {name: whole[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
     persistent = module.state_dict(keep_vars=True)
-    return {name: state[name] if name in state else value.detach().clone() for name, value in persistent.items()}
+    return {name: state[name] if name in state else _copy(value) for name, value in persistent.items()}
 
 
 @torch.no_grad()
@@ -51,6 +52,14 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, torch.Tensor]) -
     for name, buffer in buffers.items():
         if name in state:
             buffer.copy_(state[name])
+    for prefix, part in module.named_modules():
+        extra = f"{prefix}._extra_state".lstrip(".")
+        if extra in state:
+            part.set_extra_state(state[extra])
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def own_part(whole: torch.Tensor, spec: ShardSpec) -> torch.Tensor:

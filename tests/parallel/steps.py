@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 
 import picolib
+from picolib.parallel.full_state import full_state_dict
+from picolib.parallel.spec import named_specs
 from tests.parallel.zoo import build, data
 
 SMALL = 40 / (1 << 20)  # MiB: five float64 numbers fill a bucket, so that there are several
@@ -44,3 +46,24 @@ def assert_close(found: dict, right: dict, tolerance: float = 1e-12) -> None:
     for name, gradient in right.items():
         assert (found[name] is None) == (gradient is None), name
         assert gradient is None or torch.allclose(found[name], gradient, rtol=tolerance, atol=tolerance), name
+
+
+def sharded(model: nn.Module, **options) -> nn.Module:
+    """Every layer that has no inner one, then the root."""
+    for layer in list(model.children()):
+        picolib.fully_shard(layer, **options)
+    return picolib.fully_shard(model, **options)
+
+
+def whole_gradients(model) -> dict[str, torch.Tensor | None]:
+    """The ranks' parts of every gradient put together."""
+    trained = {name: p for name, p, _ in named_specs(model)}
+    kept = {name: p.detach().clone() for name, p in trained.items()}
+    none = {name for name, p in trained.items() if p.grad is None}
+    with torch.no_grad():
+        for name, p in trained.items():
+            p.copy_(p.grad if name not in none else 0)
+        state = full_state_dict(model)
+        for name, p in trained.items():
+            p.copy_(kept[name])
+    return {name: None if name in none else state[name] for name in trained}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -12,35 +11,8 @@ from torch import nn
 
 import picolib
 from picolib.parallel.full_state import full_state_dict, load_full_state_dict
-from picolib.parallel.spec import named_specs
-from tests.parallel.steps import assert_close, backward, gradients, my_data, whole
-from tests.parallel.zoo import build, data
-
-
-class Shared(nn.Module):
-    """A layer that runs twice in one forward pass, a list of parameters, a layer that gives a dataclass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(5, 5), Head()
-        self.scales = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))])
-
-    def forward(self, x):
-        x = torch.tanh(self.layer(torch.tanh(self.layer(x))) * self.scales[1])
-        return self.head(x).y * self.scales[0]
-
-
-@dataclasses.dataclass
-class Output:
-    y: torch.Tensor
-
-
-class Head(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(5, 3)
-
-    def forward(self, x):
-        return Output(super().forward(x))
+from tests.parallel.steps import assert_close, backward, gradients, my_data, whole, whole_gradients
+from tests.parallel.zoo import Shared, build, data
 
 
 def sharded(model: nn.Module, **options) -> nn.Module:
@@ -50,20 +22,6 @@ def sharded(model: nn.Module, **options) -> nn.Module:
     picolib.fully_shard(model, **options)
     model.set_gradient_divide_factor(1)
     return model
-
-
-def whole_gradients(model) -> dict[str, torch.Tensor | None]:
-    """The ranks' parts of every gradient put together."""
-    trained = {name: p for name, p, _ in named_specs(model)}
-    kept = {name: p.detach().clone() for name, p in trained.items()}
-    none = {name for name, p in trained.items() if p.grad is None}
-    with torch.no_grad():
-        for name, p in trained.items():
-            p.copy_(p.grad if name not in none else 0)
-        state = full_state_dict(model)
-        for name, p in trained.items():
-            p.copy_(kept[name])
-    return {name: None if name in none else state[name] for name in trained}
 
 
 RIGHT = (Shared, (0, {}))
@@ -175,6 +133,22 @@ def test_a_gradient_penalty():
         assert_close(found, right)
 
 
+def frozen_and_passed_through():
+    model = sharded(build(Shared, 0)).requires_grad_(False)
+    x = my_data()[0].requires_grad_(True)
+    model(x).sum().backward()
+    units = [part.__dict__["_picolib_unit"] for part in (model, model.layer, model.head)]
+    return x.grad, [unit.is_unsharded for unit in units]
+
+
+def test_a_frozen_module_passes_gradients_on_and_is_sharded_again():
+    x = data(12)[0].requires_grad_(True)
+    build(Shared, 0)(x).sum().backward()
+    run = picolib.run(frozen_and_passed_through, 2)
+    assert torch.allclose(torch.cat([gradient for gradient, _ in run]), x.grad, rtol=1e-12)
+    assert all(whole == [False] * 3 for _, whole in run)
+
+
 def converted_and_frozen():
     torch.manual_seed(0)
     model = Shared()
@@ -263,6 +237,28 @@ def test_a_layer_may_give_any_object():
 
     for found in picolib.run(fn, 2):
         assert_close(found, whole(Agent, (0, {})))
+
+
+class Counts(nn.Linear):
+    """Has a state that is no tensor."""
+
+    seen = 0
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+def test_a_full_state_has_what_is_no_tensor():
+    def fn():
+        model, other = picolib.fully_shard(Counts(4, 4)), picolib.fully_shard(Counts(4, 4))
+        model.seen = 3
+        load_full_state_dict(other, full_state_dict(model))
+        return other.seen
+
+    assert list(picolib.run(fn, 2)) == [3, 3]
 
 
 def outer_first():

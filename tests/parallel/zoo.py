@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -68,6 +70,38 @@ class WithRunningStatistics(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[b, 5] -> [b, 3]."""
         return self.second(self.norm(self.first(x)))
+
+
+@dataclasses.dataclass
+class Output:
+    """What a `Head` gives."""
+
+    y: torch.Tensor
+
+
+class Head(nn.Linear):
+    """A layer whose output is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+
+    def forward(self, x: torch.Tensor) -> Output:
+        """[b, 5] -> y [b, 3]."""
+        return Output(super().forward(x))
+
+
+class Shared(nn.Module):
+    """A layer that runs twice in one forward pass, a list of parameters, a layer that gives a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(5, 5), Head()
+        self.scales = nn.ParameterList([nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(5))])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, 5] -> [b, 3]."""
+        x = torch.tanh(self.layer(torch.tanh(self.layer(x))) * self.scales[1])
+        return self.head(x).y * self.scales[0]
 
 
 def build(kind: type[nn.Module], seed: int) -> nn.Module:

@@ -117,7 +117,10 @@ class Conductor:
             return  # asked for twice
         self.will_end = False
         if any(unit.gradients_there for unit in self.units):
-            self.finish()  # else this pass was about an input's gradient, whose own gradient may need the parameters
+            self.finish()
+        elif not torch.is_grad_enabled():  # create_graph: this gradient of an input is to be differentiated itself
+            for unit in self.units:
+                unit.reshard()
 
     def finish(self) -> None:
         """Reduce what is left. A unit whose forward pass ran on this rank takes part, with zeros if need be.
