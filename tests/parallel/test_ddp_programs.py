@@ -215,6 +215,17 @@ def unfrozen_after_wrapping():
     model(my_data()[0])
 
 
+def replaced_after_wrapping():
+    module = build(Plain, 0)
+    model = wrap(module, find_unused_parameters=True)
+    module.second = nn.Linear(7, 3, bias=False).double()
+    model(my_data()[0])
+
+
+def another_factor():
+    wrap(build(Plain, 0), gradient_divide_factor=1 + dist.get_rank())
+
+
 def over_shards():
     wrap(picolib.fully_shard(nn.Linear(4, 4)))
 
@@ -228,6 +239,8 @@ def over_columns():
     [
         (sparse, "table.weight has a sparse gradient"),
         (unfrozen_after_wrapping, "first.weight requires a gradient now, and did not"),
+        (replaced_after_wrapping, "second.weight requires a gradient now, and did not (or was not there)"),
+        (another_factor, "rank 0 has gradient_divide_factor=1 and rank 1 has gradient_divide_factor=2"),
         (over_shards, "module must be plain, but fully_shard has sharded it"),
         (over_columns, "process_group must hold replicas, but ranks 0 and 1 in it hold different parts of weight"),
     ],

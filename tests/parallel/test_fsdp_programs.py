@@ -281,6 +281,12 @@ def sparse():
     model(torch.tensor([1, 2])).sum().backward()
 
 
+def frozen_on_one_rank():
+    model = build(Shared, 0)
+    model.layer.requires_grad_(dist.get_rank() == 0)
+    sharded(model)
+
+
 def over_columns():
     picolib.fully_shard(picolib.ColumnParallelLinear(4, 4))
 
@@ -292,6 +298,7 @@ def over_columns():
         (copied, "A sharded module can't be copied or pickled"),
         (replaced, "weight was replaced after fully_shard"),
         (sparse, "weight has a sparse gradient"),
+        (frozen_on_one_rank, "rank 1 has weight (torch.float64 [5, 5]), frozen"),
         (over_columns, "mesh must hold replicas, but ranks 0 and 1 in it hold different parts of weight"),
     ],
 )

@@ -157,6 +157,10 @@ def clipped_by_what_each_rank_has(by_module: bool):
     optimizer.step()
 
 
+def another_rate():
+    optimizer_for(build(Plain, 0), 1, lr=0.1 * (1 + dist.get_rank()))
+
+
 def over_shards():
     optimizer_for(picolib.fully_shard(nn.Linear(4, 4)), 1)
 
@@ -172,6 +176,7 @@ def over_shards():
         (sparse, "Parameter number 0 has a sparse gradient"),
         (partial(clipped_by_what_each_rank_has, True), "call its clip_grad_norm_(max_norm) instead"),
         (partial(clipped_by_what_each_rank_has, False), "call its clip_grad_norm_(max_norm) instead"),
+        (another_rate, "rank 0 has lr=0.1 and rank 1 has lr=0.2"),
         (over_shards, "params must be plain, but fully_shard has sharded it"),
     ],
 )

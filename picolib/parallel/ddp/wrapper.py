@@ -69,21 +69,26 @@ class DistributedDataParallel(nn.Module):
         refuse_parts_of_one_tensor("process_group", process_group, specs)
         algorithm = settled_algorithm(algorithm, "all_reduce", trained[0][1].device, process_group)
         self.module = module
-        # Where the tree of modules keeps its tensors: walking through a large one in each step takes its time.
-        self.parameter_tables = [part._parameters for part in module.modules() if part._parameters]
-        self.buffer_tables = [part._buffers for part in module.modules() if part._buffers]
+        self._look_up_tables()
         self.process_group, self.broadcast_buffers = process_group, broadcast_buffers
         self.require_backward_grad_sync = True
-        all_agree("module", _described(module), process_group)
-        self._copy_from_first_rank([*module.parameters(), *module.buffers()])
         self.options = {
             "cap_bytes": bucket_cap_mb * MIB, "find_unused": find_unused_parameters, "as_view": gradient_as_bucket_view,
             "divide_by": gradient_divide_factor, "dtype": reduce_dtype, "algorithm": algorithm,
         }  # fmt: skip
+        options = [
+            f"bucket_cap_mb={bucket_cap_mb}", f"find_unused_parameters={find_unused_parameters}",
+            f"broadcast_buffers={broadcast_buffers}", f"gradient_divide_factor={gradient_divide_factor}",
+            f"reduce_dtype={reduce_dtype}", f"algorithm={algorithm}",
+        ]  # fmt: skip
+        all_agree("module and options", [*_described(module), *options], process_group)
+        self._copy_from_first_rank([*module.parameters(), *module.buffers()])
         self.reducer = Reducer(trained, process_group, **self.options)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
+        if self.tree != [child for table in self.module_tables for child in table.values()]:
+            self._look_up_tables()
         if self.broadcast_buffers and self.require_backward_grad_sync:
             buffers = [buffer for table in self.buffer_tables for buffer in table.values() if buffer is not None]
             self._copy_from_first_rank(buffers)
@@ -92,6 +97,13 @@ class DistributedDataParallel(nn.Module):
             self._refuse_strangers()
             self.reducer.expect_backward(results_with_gradient(output), self.require_backward_grad_sync)
         return output
+
+    def _look_up_tables(self) -> None:
+        """Where the tree of modules keeps its tensors: walking through a large one in each step takes its time."""
+        parts = list(self.module.modules())
+        self.module_tables = [part._modules for part in parts]
+        self.parameter_tables, self.buffer_tables = [p._parameters for p in parts], [p._buffers for p in parts]
+        self.tree = [child for table in self.module_tables for child in table.values()]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -119,17 +131,22 @@ class DistributedDataParallel(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not None:
             raise TypeError("DistributedDataParallel with a process_group can't be pickled: save its state_dict().")
-        return {name: value for name, value in self.__dict__.items() if name != "reducer"}
+        return self._without_what_is_derived()
+
+    def _without_what_is_derived(self) -> dict[str, Any]:
+        derived = ("reducer", "tree", "module_tables", "parameter_tables", "buffer_tables")
+        return {name: value for name, value in self.__dict__.items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._look_up_tables()
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.reducer = Reducer(trained, self.process_group, **self.options)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         twin = memo[id(self)] = type(self).__new__(type(self))
         memo[id(self.process_group)] = self.process_group  # the same ranks
-        twin.__setstate__(copy.deepcopy({k: v for k, v in self.__dict__.items() if k != "reducer"}, memo))
+        twin.__setstate__(copy.deepcopy(self._without_what_is_derived(), memo))
         return twin
 
     def _refuse_strangers(self) -> None:

@@ -74,7 +74,9 @@ def fully_shard(
             refuse_parts_of_one_tensor("mesh", group, specs)
     if owners:
         algorithm = settled_algorithm(algorithm, "all_gather", owners[0][0].device, shard_group)
-    _same_everywhere(module, owners, shard_group, replicate_group)
+    options = {"reshard_after_forward": reshard_after_forward, "algorithm": algorithm}
+    options |= {name: getattr(mp_policy, name, None) for name in ("param_dtype", "reduce_dtype")}
+    _same_everywhere(module, owners, options, shard_group, replicate_group)
     rank, size = dist.get_rank(shard_group), dist.get_world_size(shard_group)
     dtype = getattr(mp_policy, "param_dtype", None)
     parameters = [ShardedParameter(p, where, rank, size, dtype) for p, where in owners]
@@ -233,12 +235,14 @@ def _groups(mesh: Any) -> tuple[Any, Any]:
     return mesh.get_group(1), mesh.get_group(0)
 
 
-def _same_everywhere(module: nn.Module, owners: list, shard_group: Any, replicate_group: Any) -> None:
-    """The same parameters on all ranks, with the first rank's values; buffers too."""
-    lines = [f"{attribute} ({p.dtype} {list(p.shape)})" for p, [(_, attribute), *_] in owners]
+def _same_everywhere(module: nn.Module, owners: list, options: dict, shard_group: Any, replicate_group: Any) -> None:
+    """The same parameters and options on all ranks, with the first rank's values; buffers too."""
+    frozen = lambda p: "" if p.requires_grad else ", frozen"
+    lines = [f"{attribute} ({p.dtype} {list(p.shape)}){frozen(p)}" for p, [(_, attribute), *_] in owners]
+    lines += [f"{name}={value}" for name, value in options.items()]
     for group in (shard_group, replicate_group):
         if group is not None:
-            all_agree("module", lines, group)
+            all_agree("module and options", lines, group)
             for tensor in [p.detach() for p, _ in owners] + list(module.buffers()):
                 comm.broadcast(tensor, group=group, group_src=0)
 

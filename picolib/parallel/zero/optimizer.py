@@ -79,7 +79,12 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         refuse_what_is_reduced_already("params", trained)
         if not trained:
             raise ValueError("params must have one that requires a gradient: there is nothing to step on here.")
-        all_agree("params", [f"{p.dtype} {list(p.shape)}" for p in self.parameters], process_group)
+        lines = [f"{p.dtype} {list(p.shape)}{'' if p.requires_grad else ', frozen'}" for p in self.parameters]
+        options = {"optimizer_class": optimizer_class.__name__, "stage": stage, "bucket_cap_mb": bucket_cap_mb}
+        options |= {"gradient_divide_factor": gradient_divide_factor, "algorithm": algorithm}
+        options |= {name: value for name, value in defaults.items() if isinstance(value, (bool, int, float, tuple))}
+        lines += [f"{name}={value}" for name, value in options.items()]
+        all_agree("params and options", lines, process_group)
         device = self.parameters[0].device
         self.algorithm = settled_algorithm(algorithm, "reduce_scatter", device, process_group)
         self.buckets = self._in_buckets(bucket_cap_mb * MIB)
