@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits
+from picolib.course import digits, sums
 from picolib.course.trial import Attempt
 from picolib.course.words import number_of
 
@@ -68,6 +68,8 @@ def _chunk_sent(attempt: Attempt, sent: list) -> Any:
         return None
     length = case.inputs[0][0].numel()
     numbers = digits.read_all(torch.tensor(sent[4], dtype=torch.float64), attempt.world_size)
+    if any(sum(number.counts) > 1 for number in numbers or []) and sums.mixed(attempt):
+        return None  # parts of several chunks: the place that their mean points at says nothing
     if numbers and len(numbers) == length and case.pieces > 1:
         return "all"
     return digits.piece_of(numbers, length, case.pieces)

@@ -20,6 +20,7 @@ def explained(attempt: Any) -> str:
     if type(attempt.error).__name__ == "RankTimeout":
         return f"Your function was not through in time: {_why_so_long(text)}\n{text}"
     for advice in (
+        _power,
         _exercises_own,
         _raised,
         _endless,
@@ -35,6 +36,17 @@ def explained(attempt: Any) -> str:
         if more:
             return f"{text}\n\n{more}"
     return text
+
+
+def power(code: str) -> str:
+    """What ^ means in Python, where the code has it behind a 2; empty where not."""
+    if not re.search(r"\b2 \^", code):
+        return ""
+    return 'In Python ^ is not "to the power", it flips bits: 2 ^ 1 is 3. A power of two is 2**k, or 1 << k.'
+
+
+def _power(attempt: Any, text: str) -> str:
+    return power(attempt.code) if ITSELF in text or "there is no rank" in text else ""
 
 
 def _without_what_misleads(attempt: Any, text: str) -> str:

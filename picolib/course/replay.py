@@ -1,7 +1,7 @@
 """Playing messages again in slow motion: when would each rank be through if a message took alpha + beta·bytes?
 
-A pure function of what ranks started and waited for, in order. A rank sends over a link of its own one message at
-a time; a receive is over when the message has arrived; a send when it has left.
+A pure function of what ranks started and waited for, in order. A message begins when both its ends have been started
+and the link is free: a rank sends over a link of its own one message at a time. Both ends are over when it has arrived.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def makespan(ranks: Sequence[Sequence[list]], seconds: Callable[[int], float]) -
     clock = [0.0] * len(ranks)
     link = defaultdict(float)  # (from, to) -> free again at
     position = [0] * len(ranks)
-    arrivals: dict[tuple[int, int], deque[float]] = defaultdict(deque)
-    receives: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    sends: dict[tuple[int, int], deque] = defaultdict(deque)  # (from, to) -> (entry's number, started at, bytes)
+    receives: dict[tuple[int, int], deque] = defaultdict(deque)
     done: dict[tuple[int, int], float] = {}
     moving = True
     while moving:
@@ -30,7 +30,7 @@ def makespan(ranks: Sequence[Sequence[list]], seconds: Callable[[int], float]) -
                 entry = entries[position[rank]]
                 if entry[0] == "wait" and not _over(rank, entry[1], clock, done):
                     break
-                _start(rank, entry, clock, link, arrivals, receives, done, seconds)
+                _start(rank, entry, clock, link, sends, receives, done, seconds)
                 position[rank] += 1
                 moving = True
     return max(clock)
@@ -43,20 +43,16 @@ def _over(rank: int, number: int, clock: list[float], done: dict) -> bool:
     return True
 
 
-def _start(rank, entry, clock, link, arrivals, receives, done, seconds) -> None:
-    kind = entry[0]
-    if kind == "send":
-        pair = rank, entry[1]
-        link[pair] = max(clock[rank], link[pair]) + seconds(entry[2])
-        done[(rank, entry[3])] = link[pair]
-        arrivals[pair].append(link[pair])
-    elif kind == "recv":
-        pair = entry[1], rank
-        receives[pair].append(entry[3])
-    else:
+def _start(rank, entry, clock, link, sends, receives, done, seconds) -> None:
+    if entry[0] not in ("send", "recv"):
         return
-    while arrivals[pair] and receives[pair]:
-        done[(pair[1], receives[pair].popleft())] = arrivals[pair].popleft()
+    kind, peer, nbytes, number = entry[:4]
+    pair = (rank, peer) if kind == "send" else (peer, rank)
+    (sends if kind == "send" else receives)[pair].append((number, clock[rank], nbytes))
+    while sends[pair] and receives[pair]:
+        (sent, ready, nbytes), (received, waiting, _) = sends[pair].popleft(), receives[pair].popleft()
+        link[pair] = max(ready, waiting, link[pair]) + seconds(nbytes)
+        done[(pair[0], sent)] = done[(pair[1], received)] = link[pair]
 
 
 def steps(ranks: Sequence[Sequence[list]]) -> int:

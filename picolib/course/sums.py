@@ -91,6 +91,16 @@ def place_name(attempt: Any, place: int | None) -> str:
     return f" ({attempt.exercise.piece} {place // (length // attempt.case.pieces)})"
 
 
+def order(attempt: Any, numbers: Sequence[digits.Number]) -> str:
+    """ " (chunks 0, 3, 2, 1)" for numbers from more than one chunk."""
+    length = attempt.case.inputs[0][0].numel() if attempt.case.pieces else 0
+    if not length or length % attempt.case.pieces or any(number.place is None for number in numbers):
+        return ""
+    size = length // attempt.case.pieces
+    found = [numbers[start].place // size for start in range(0, len(numbers), size)]  # type: ignore[operator]
+    return f" ({attempt.exercise.piece}s {', '.join(map(str, found))})" if len(found) > 1 else ""
+
+
 def _someone_elses(got: digits.Number, right: digits.Number) -> str | None:
     if sum(got.counts) != 1 or sum(right.counts) != 1 or got.counts == right.counts:
         return None
@@ -148,6 +158,14 @@ def wrong_place(attempt: Any, wrong: Sequence[int]) -> str | None:
     return None
 
 
+def mixed(attempt: Any) -> bool:
+    """Whether a number in some output is a sum of different places."""
+    n = attempt.world_size
+    tensors = [output for output in attempt.outputs if isinstance(output, torch.Tensor)]
+    found = [digits.read(value, n) for t in tensors for value in t.detach().double().flatten().tolist()]
+    return any(number is not None and number.place is None and sum(number.counts) > 1 for number in found)
+
+
 def mixed_places(attempt: Any, wrong: Sequence[int]) -> str | None:
     """Each rank's number is there as often as it should be, but from different places: another chunk was added."""
     if attempt.case.kind != "digits":
@@ -157,7 +175,7 @@ def mixed_places(attempt: Any, wrong: Sequence[int]) -> str | None:
             piece = attempt.exercise.piece if place_name(attempt, right.place) else "element"
             here = place_name(attempt, right.place).strip(" ()") or f"element {right.place}"
             return (
-                f"`{got.text}` on rank {rank}: everybody is in the sum of {here}, but not with {here}: somebody added "
-                f"another {piece}. Compare which {piece} arrives with which it is added to."
+                f"`{got.text}` on rank {rank}: everybody is in the sum of {here}, but with parts of other {piece}s: "
+                f"the wrong index is added. Compare which {piece} arrives with which it is added to."
             )
     return None

@@ -202,7 +202,13 @@ def table(attempt: Any) -> str:
     rows = [("", "yours", "right")]
     for rank, (got, expected) in enumerate(zip(attempt.outputs, case.expected, strict=True)):
         mark = "" if agrees(got, expected, case) else "  <-"
-        rows.append((f"rank {rank}", _mine(attempt, got, expected), digits.written(expected, n) + mark))
+        mine = _mine(attempt, got, expected)
+        order = (
+            sums.order(attempt, digits.read_all(expected, n) or [])
+            if f"({attempt.exercise.piece}s " in mine and "mixed" not in mine
+            else ""
+        )
+        rows.append((f"rank {rank}", mine, digits.written(expected, n) + order + mark))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     head = f"On {n} ranks rank r contributes 10^r: digit r counts what came from rank r."
     return "\n".join([head, *(f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in rows)])
@@ -224,4 +230,4 @@ def _mine(attempt: Any, got: Any, expected: torch.Tensor) -> str:
         return text
     if any(number.place is None for number in numbers):
         return f"{text} ({attempt.exercise.piece}s mixed)" if attempt.case.pieces else f"{text} (mixed)"
-    return text + sums.place_name(attempt, numbers[0].place)
+    return text + (sums.order(attempt, numbers) or sums.place_name(attempt, numbers[0].place))

@@ -29,6 +29,18 @@ def test_a_chain_takes_a_step_for_each_link_and_a_pipeline_less_than_their_produ
     assert replay.steps([rank(r, 8, False) for r in range(4)]) == 8 + 4 - 2
 
 
+def test_a_send_that_is_waited_for_holds_up_the_next_receive():
+    """With blocking calls a rank in the middle of a chain receives and sends in turn: two steps a part."""
+    first = [entry for i in range(8) for entry in (["send", 1, 8, i], ["wait", i])]
+    middle = [
+        entry
+        for i in range(8)
+        for entry in (["recv", 0, 8, 2 * i], ["wait", 2 * i], ["send", 2, 8, 2 * i + 1], ["wait", 2 * i + 1])
+    ]
+    last = [entry for i in range(8) for entry in (["recv", 1, 8, i], ["wait", i])]
+    assert replay.steps([first, middle, last]) == 16
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling"])
 def test_slow_motion_agrees_with_the_formula(algorithm):
     arguments = (8, 80_000, 1e-3, 1e-7)

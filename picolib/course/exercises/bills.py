@@ -94,12 +94,17 @@ def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
         ((steps - 1) * (alpha + beta * each), f"That is one step too few: {steps} of them."),
         (steps * n * (alpha + beta * each), "That is the sum over all ranks; they work at the same time."),
         (steps * (alpha + beta * size / n), "That is a chunk in each step; doubling sends the whole vector."),
+        (math.log(n) * (alpha + beta * each), f"That is math.log(n) steps; math.log2(n) counts doublings: {steps}."),
+        (
+            math.log10(n) * (alpha + beta * each),
+            f"That is math.log10(n) steps; math.log2(n) counts doublings: {steps}.",
+        ),
         (steps * max(alpha, beta * each), "A message pays both: alpha and beta·bytes are added, not the larger taken."),
         (steps * (beta + alpha * each), "alpha and beta have changed places."),
         (alpha + steps * beta * each, f"You charge one alpha: each of the {steps} steps pays it."),
         (
             steps * (alpha + beta * size),
-            "Every step moves N·S/N: a message of the ring is one chunk, S/N bytes, not S.",
+            "A message of the ring is one chunk, S/N bytes, and not all of S.",
         ),
         (steps * (alpha + beta * size * n), "You charge N·S bytes a step: too many."),
         (alpha + beta * each, f"That is one message; there are {steps} steps, one after the other."),

@@ -107,6 +107,31 @@ def reduce_scatter_script(n: int, rank: int) -> list[Sent]:
     return [Sent((rank + 1) % n, (rank - 1 - step) % n) for step in range(n - 1)]
 
 
+def sent_own_again(attempt: Any) -> str | None:
+    """After the first step the sum must travel, and every rank sends its own share of the chunk alone."""
+    if attempt.world_size < 3 or attempt.case.kind != "digits":
+        return None
+    chunks = [own_chunk_in_step_2(attempt, rank) for rank in range(attempt.world_size)]
+    if None in chunks:
+        return None
+    return (
+        f"in step 2 rank 0 sent its own share of chunk {chunks[0]}, without what had arrived in step 1. "
+        "Add your share to what arrives, and pass on the sum."
+    )
+
+
+def own_chunk_in_step_2(attempt: Any, rank: int) -> int | None:
+    """Which chunk of its own input alone a rank sends to the right in its second message; None where it does not."""
+    n, sends = attempt.world_size, attempt.ranks[rank].sends
+    if len(sends) != n - 1 or {s[1] for s in sends} != {(rank + 1) % n}:
+        return None
+    numbers = digits.read_all(torch.tensor(sends[1][4] or [], dtype=torch.float64), n)
+    alone = tuple(int(other == rank) for other in range(n))
+    if not numbers or any(number.counts != alone for number in numbers):
+        return None
+    return digits.piece_of(numbers, attempt.case.inputs[0][0].numel(), n)
+
+
 # 2.4, 2.5 -----------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +267,7 @@ EXERCISES = (
         beyond=WRAPS,
         formula="(N-1)/N·S",
         script=reduce_scatter_script,
+        rules=(sent_own_again,),
         verified="{bytes} bytes per rank = (N-1)/N·S; N-1 = {messages} messages, all to the right neighbour",
         hints=(
             "A chunk must visit every rank once. If chunk r is to end on rank r, on which rank does its journey start?",

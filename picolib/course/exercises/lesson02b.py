@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -13,6 +14,7 @@ from picolib.course.exercise import Case, Exercise, Sent, Traffic
 from picolib.course.exercises.bills import bill_cases, both_bills, judge_bill, log2, partners
 from picolib.course.exercises.data import all_reduced, generator, nbytes, vectors
 from picolib.course.words import number_of, ranks_text, times
+from picolib.launch.wording import listed
 
 LESSON = "02B_cost_and_choice"
 
@@ -26,8 +28,6 @@ WAITS = re.compile(r"rank (\d+) waits in (send|recv) (?:to|from) rank (\d+)")
 
 def doubling_ended(attempt: Any, text: str) -> str | None:
     """Whom a rank meets, and in which order the two of them call."""
-    if re.search(r"\b2\s*\^", attempt.code):
-        return 'In Python ^ is not "to the power", it flips bits: 2 ^ 1 is 3. A power of two is 2**k, or 1 << k.'
     if ITSELF in text or "there is no rank" in text:
         return (
             "The partner is always another rank below N: print whom each rank meets in each step, before it sends. "
@@ -119,18 +119,20 @@ def too_many_steps(attempt: Any) -> str | None:
 # 2.8 ----------------------------------------------------------------------------------------------------------
 
 METRICS = ("loss", "tokens")
+OTHERS = ("accuracy", "grad_norm", "seconds", "skipped", "z_loss")
 
 
 def metric_cases(world_size: int, seed: int) -> list[Case]:
-    """Two metrics a rank, the same names on all; odd ranks have found them in the other order."""
+    """Loss and tokens, then three others, the same on all ranks; odd ranks have found them in the other order."""
     random = generator(seed, world_size)
+    chosen = torch.randperm(len(OTHERS), generator=random)[:3].tolist()
     made = []
-    for kind in ("digits", "float64"):
+    for kind, names in (("digits", METRICS), ("float64", tuple(OTHERS[i] for i in chosen))):
         values = [
-            {name: _metric(kind, rank, position, random) for position, name in enumerate(METRICS)}
+            {name: _metric(kind, rank, position, random) for position, name in enumerate(names)}
             for rank in range(world_size)
         ]
-        total = {name: torch.stack([v[name] for v in values]).sum(0) for name in METRICS}
+        total = {name: torch.stack([v[name] for v in values]).sum(0) for name in names}
         ordered = [dict(reversed(list(v.items()))) if rank % 2 else v for rank, v in enumerate(values)]
         made.append(Case(kind, tuple((v,) for v in ordered), (total,) * world_size))
     return made
@@ -142,22 +144,55 @@ def _metric(kind: str, rank: int, position: int, random: torch.Generator) -> tor
     return torch.randn(1, dtype=torch.float64, generator=random)
 
 
+def names_written_out(attempt: Any, text: str) -> str | None:
+    """A name was looked up that is not always there."""
+    if "KeyError" not in text:
+        return None
+    return "The metrics are not always loss and tokens: go through the names that are in `metrics`."
+
+
 def judge_metrics(attempt: Any) -> str | None:
-    """Both sums right, by two collectives."""
-    n = attempt.world_size
+    """All sums right, by one collective each, in an order that is the same in every process."""
+    names, n = list(attempt.case.expected[0]), attempt.world_size
     for rank, output in enumerate(attempt.outputs):
-        if not isinstance(output, dict) or not set(METRICS) <= set(output):
-            return f"rank {rank} must return a dictionary with {' and '.join(METRICS)}."
+        if not isinstance(output, dict) or not set(names) <= set(output):
+            return f"rank {rank} must return a dictionary with {listed(names)}: the names that are in `metrics`."
         for name, right in attempt.case.expected[rank].items():
             if not torch.is_tensor(output[name]):
                 return f"rank {rank}: `{name}` must be a tensor, not {values.shown(output[name])}."
             if not torch.allclose(output[name], right, rtol=1e-10, atol=1e-12):
                 return _mixed(attempt, rank, name, float(output[name]))
     counts = [len([c for c in record.collectives if c[0] == "all_reduce"]) for record in attempt.ranks]
-    if set(counts) != {2}:
-        called = number_of(counts[0], "all-reduce")
-        return f"rank 0 called {called}: keep two, one a metric, in the same order on all {n} ranks."
-    return None
+    if set(counts) != {len(names)}:
+        called, count = number_of(counts[0], "all-reduce"), {2: "two", 3: "three"}[len(names)]
+        return f"rank 0 called {called}: keep {count}, one a metric, in the same order on all {n} ranks."
+    return _in_the_order_of_a_set(attempt)
+
+
+def _in_the_order_of_a_set(attempt: Any) -> str | None:
+    """Right here, where all ranks are copies of one process, and mixed where they are not."""
+    if not loops_over_a_set(attempt.code):
+        return None
+    return (
+        "The sums are right, and only by luck: a set of texts has an order of its own in each process, unless all are "
+        "copies of one, as here. On a cluster the metrics would mix. Go through sorted(metrics)."
+    )
+
+
+def loops_over_a_set(code: str) -> bool:
+    """Whether a loop goes through a set, or through a list or tuple made of one."""
+    for node in ast.walk(ast.parse(code)):
+        while isinstance(node, (ast.For, ast.comprehension)) or _is_call(
+            node, "list", "tuple", "enumerate", "reversed"
+        ):
+            node = node.iter if isinstance(node, (ast.For, ast.comprehension)) else node.args[0]
+            if isinstance(node, (ast.Set, ast.SetComp)) or _is_call(node, "set", "frozenset"):
+                return True
+    return False
+
+
+def _is_call(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and bool(node.args)
 
 
 def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
@@ -165,6 +200,10 @@ def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
     own = float(attempt.inputs()[rank][name])
     if value == own:
         return f"`{name}` on rank {rank} is still its own: it was never reduced."
+    if not any(call[0] == "all_reduce" for call in attempt.ranks[rank].collectives):
+        return (
+            f"`{name}` on rank {rank} is {value:.6g}, but 0 all-reduces were called: only they bring what others have."
+        )
     number = digits.read(value, n) if attempt.case.kind == "digits" else None
     if number and set(number.counts) == {1} and number.place is not None:  # all from one metric
         return f"`{name}` on rank {rank} is the sum of `{METRICS[number.place]}`: look at which sum gets which name."
@@ -241,13 +280,14 @@ EXERCISES = (
         sitting="02B",
         difficulty=2,
         minutes=8,
-        task="Two metrics are summed by two all-reduces, and come out mixed. Nothing hangs. Find out why, mend it.",
+        task="Metrics are summed by an all-reduce each, and come out mixed. Nothing hangs. Find out why, mend it.",
         cases=metric_cases,
         judge=judge_metrics,
+        ended=names_written_out,
         keeps="metrics",
         sizes=(4, 3, 1, 2),
         allows=frozenset({"all_reduce", "barrier"}),
-        verified="both sums right, by two collectives",
+        verified="every sum right, by one collective a metric",
         hints=(
             "Print the names in the order in which each rank goes through them.",
             "A collective has no name on the wire: the first call of one rank meets the first call of the others.",

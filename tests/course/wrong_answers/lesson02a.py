@@ -305,7 +305,9 @@ def last_handle_only(x):
     return chunks[rank]
 
 
-@wrong("2.3", "its share of another chunk added", "everybody is in the sum of chunk 0", "another chunk", "chunks mixed")
+@wrong(
+    "2.3", "its share of another chunk added", "everybody is in the sum of chunk 0", "the wrong index", "chunks mixed"
+)
 def another_chunk_added(x):
     rank, n = dist.get_rank(), dist.get_world_size()
     partial = x.chunk(n)[(rank - 1) % n].clone()
@@ -339,6 +341,32 @@ def forged_notes(x):
         if type(found).__name__ == "Notebook" and dist.get_rank() == 0:
             found.entries.remove(next(e for e in found.entries if e[0] == "send"))
     return result
+
+
+@wrong("2.3", "+= on a place of the tuple", "chunks[i].add_(y)")
+def into_a_tuple(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = x.clone().chunk(n)
+    arrived = torch.empty_like(chunks[0])
+    for step in range(n - 1):
+        request = dist.isend(chunks[(rank - 1 - step) % n], (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        request.wait()
+        chunks[(rank - 2 - step) % n] += arrived
+    return chunks[rank].clone()
+
+
+@wrong("2.3", "its own share sent in every step", "in step 2 rank 0 sent its own share of chunk 2", "pass on the sum")
+def own_share_again(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = x.chunk(n)
+    arrived, total = torch.empty_like(chunks[0]), chunks[rank].clone()
+    for step in range(n - 1):
+        request = dist.isend(chunks[(rank - 1 - step) % n], (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        request.wait()
+        total = chunks[(rank - 2 - step) % n] + arrived
+    return total
 
 
 # 2.4 gather to the left, and all-reduce
@@ -452,6 +480,44 @@ def as_given(x):
         target = chunks[(rank - 2 - step) % n]
         target.copy_(arrived) if step == 0 else target.add_(arrived)
     gather(x, 0, direction=1)
+
+
+@wrong("2.4", "the first half not defined", "ring_reduce_scatter is your answer to exercise 2.3: run its cell first")
+def undefined_half(x):
+    x.chunk(dist.get_world_size())[dist.get_rank()].copy_(ring_reduce_scatter(x))  # noqa: F821
+
+
+@wrong("2.4", "put into the wrong places", "rank 0 holds chunk 3 where chunk 1 belongs", "(chunks 0, 3, 2, 1)")
+def wrong_places(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    passing = even_and_odd(x)
+    chunks = x.chunk(n)
+    chunks[rank].copy_(passing)
+    for step in range(n - 1):
+        arrived = torch.empty_like(passing)
+        request = dist.isend(passing, (rank - 1) % n)
+        dist.recv(arrived, (rank + 1) % n)
+        request.wait()
+        passing = arrived
+        chunks[(rank - 1 - step) % n].copy_(passing)
+
+
+@wrong("2.5", "the share of another chunk added", "parts of other chunks", "wrong index")
+def wrong_share(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = x.chunk(n)
+    outgoing, arrived = chunks[rank - 1].clone(), torch.empty_like(chunks[0])
+    for step in range(n - 1):
+        request = dist.isend(outgoing, (rank + 1) % n)
+        dist.recv(arrived, (rank - 1) % n)
+        request.wait()
+        arrived += chunks[(rank - 1 - step) % n]
+        outgoing = arrived.clone()
+    chunks[rank].copy_(outgoing)
+    for step in range(n - 1):
+        request = dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
+        dist.recv(chunks[(rank - 1 - step) % n], (rank - 1) % n)
+        request.wait()
 
 
 @wrong("2.5", "one step short instead", "sent 5 messages, and 6 are needed: one step short")
@@ -575,6 +641,16 @@ def store_and_forward(x):
             dist.recv(part, rank - 1)
     if rank < n - 1:
         for part in parts:
+            dist.send(part, rank + 1)
+
+
+@wrong("2.10", "blocking calls, part by part", "it takes 17 steps; 10 suffice")
+def part_by_part(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for part in x.chunk(8):
+        if rank > 0:
+            dist.recv(part, rank - 1)
+        if rank < n - 1:
             dist.send(part, rank + 1)
 
 

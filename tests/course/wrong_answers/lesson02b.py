@@ -1,5 +1,7 @@
 """Answers to the exercises of sitting 02B."""
 
+import math
+
 import torch
 import torch.distributed as dist
 
@@ -219,6 +221,13 @@ def microseconds(algorithm, n, nbytes, alpha, beta):
     return 1e6 * formulas(algorithm, n, nbytes, alpha, beta)
 
 
+@wrong("2.7", "the natural logarithm", "That is math.log(n) steps; math.log2(n)")
+def natural_logarithm(algorithm, n, nbytes, alpha, beta):
+    if algorithm == "ring":
+        return formulas(algorithm, n, nbytes, alpha, beta)
+    return math.log(n) * (alpha + beta * nbytes)
+
+
 @wrong("2.7", "half of the ring", "That is one half")
 def half(algorithm, n, nbytes, alpha, beta):
     seconds = formulas(algorithm, n, nbytes, alpha, beta)
@@ -248,13 +257,52 @@ def summed_in_place(metrics):
     return metrics
 
 
-@right("2.8", "names written out, picolib's all-reduce")
+@right("2.8", "sorted pairs, picolib's all-reduce")
+def sorted_pairs(metrics):
+    totals = {}
+    for name, value in sorted(metrics.items(), reverse=True):
+        totals[name] = value.clone()
+        comm.all_reduce(totals[name])
+    return totals
+
+
+@wrong("2.8", "names written out", "must return a dictionary with", "the names that are in `metrics`")
 def written_out(metrics):
     totals = {}
     for name in ("tokens", "loss"):
-        totals[name] = metrics[name].clone()
+        totals[name] = metrics.get(name, torch.zeros(1, dtype=torch.float64)).clone()
         comm.all_reduce(totals[name])
     return totals
+
+
+@wrong("2.8", "names written out, where there are others", "KeyError: 'tokens'", "the names that are in `metrics`")
+def written_out_and_looked_up(metrics):
+    totals = {name: metrics[name].clone() for name in ("tokens", "loss")}
+    for total in totals.values():
+        dist.all_reduce(total)
+    return totals
+
+
+@wrong("2.8", "in the order of a set", "only by luck", "sorted(metrics)")
+def in_the_order_of_a_set(metrics):
+    totals = {}
+    for name in set(metrics):
+        totals[name] = metrics[name].clone()
+        dist.all_reduce(totals[name])
+    return totals
+
+
+@wrong("2.8", "in the order of a list of a set", "only by luck")
+def in_the_order_of_a_list_of_a_set(metrics):
+    totals = {name: metrics[name].clone() for name in list(set(metrics))}
+    for total in totals.values():
+        dist.all_reduce(total)
+    return totals
+
+
+@wrong("2.8", "its own number times the ranks", "`loss` on rank 0 is 4, but 0 all-reduces were called")
+def times_the_ranks(metrics):
+    return {name: value * dist.get_world_size() for name, value in metrics.items()}
 
 
 @wrong("2.8", "as it was given", "in the same call", "one order")
