@@ -10,8 +10,10 @@ import torch.distributed as dist
 from picolib import comm
 from picolib.course import check
 from picolib.course.catalogue import by_id, exercises
-from picolib.course.check import CheckFailed, examine, failed_text, passed_text
-from picolib.course.trial import attempt
+from picolib.course.check import CheckFailed, Verdict, examine, failed_text, passed_text
+from picolib.course.exercise import Case
+from picolib.course.judge import Fault
+from picolib.course.trial import Attempt, attempt
 from picolib.course.values import tolerance
 
 from .wrong_answers import lesson02a
@@ -203,3 +205,16 @@ def test_what_goes_wrong_after_the_function_has_returned_is_said_to():
 
     text = failed_text(examine(by_id("3.2"), changes_what_backward_needs))
     assert "modified by an inplace operation" in text and "had returned by then" in text and "picolib" not in text
+
+
+@pytest.mark.parametrize(("kind", "said"), [("digits", True), ("bfloat16", False)])
+def test_wrong_on_3_ranks_is_said_only_where_the_same_kind_of_data_was_right_on_4(kind, said):
+    exercise = by_id("3.3")
+    failed = Attempt(exercise, Case(kind, ((), (), ()), None))
+    verdict = Verdict(exercise, Fault("It is wrong."), failed, passed_sizes=[4], passed_kinds={"digits", "float32"})
+    assert ("Right on 4 ranks, wrong on 3: It is wrong." in failed_text(verdict)) is said
+
+
+def test_exercise_3_3_and_3_5_try_every_kind_of_data_on_every_number_of_ranks():
+    for exercise in map(by_id, ("3.3", "3.5")):
+        assert len({tuple(case.kind for case in exercise.cases(size, 1)) for size in exercise.sizes}) == 1
