@@ -87,23 +87,13 @@ class DistributedDataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
-        if self.tree != [child for table in self.module_tables for child in table.values()]:
-            self._look_up_tables()
         if self.broadcast_buffers and self.require_backward_grad_sync:
-            buffers = [buffer for table in self.buffer_tables for buffer in table.values() if buffer is not None]
-            self._copy_from_first_rank(buffers)
+            self._copy_from_first_rank(self._tensors("buffers"))
         output = self.module(*args, **kwargs)
         if torch.is_grad_enabled():
             self._refuse_strangers()
             self.reducer.expect_backward(results_with_gradient(output), self.require_backward_grad_sync)
         return output
-
-    def _look_up_tables(self) -> None:
-        """Where the tree of modules keeps its tensors: walking through a large one in each step takes its time."""
-        parts = list(self.module.modules())
-        self.module_tables = [part._modules for part in parts]
-        self.parameter_tables, self.buffer_tables = [p._parameters for p in parts], [p._buffers for p in parts]
-        self.tree = [child for table in self.module_tables for child in table.values()]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -134,7 +124,7 @@ class DistributedDataParallel(nn.Module):
         return self._without_what_is_derived()
 
     def _without_what_is_derived(self) -> dict[str, Any]:
-        derived = ("reducer", "tree", "module_tables", "parameter_tables", "buffer_tables")
+        derived = ("reducer", "tree", "tables")
         return {name: value for name, value in self.__dict__.items() if name not in derived}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -149,11 +139,25 @@ class DistributedDataParallel(nn.Module):
         twin.__setstate__(copy.deepcopy(self._without_what_is_derived(), memo))
         return twin
 
+    def _look_up_tables(self) -> None:
+        """Where the tree of modules keeps its tensors: walking through a large one in each step takes its time."""
+        parts = list(self.module.modules())
+        self.tables = {kind: [getattr(p, f"_{kind}") for p in parts] for kind in ("modules", "parameters", "buffers")}
+        self.tree = self._entries("modules")
+
+    def _entries(self, kind: str) -> list[Any]:
+        return [entry for table in self.tables[kind] for entry in table.values() if entry is not None]
+
+    def _tensors(self, kind: str) -> list[torch.Tensor]:
+        """The "parameters" or "buffers" that the module has now; one that stands in two places, twice."""
+        if self._entries("modules") != self.tree:  # somebody has put in another layer
+            self._look_up_tables()
+        return self._entries(kind)
+
     def _refuse_strangers(self) -> None:
         """A parameter that began to require a gradient after wrapping would differ between ranks from now on."""
         watched = {id(p) for p in self.reducer.parameters}
-        everyone = (p for table in self.parameter_tables for p in table.values() if p is not None)
-        stranger = next((p for p in everyone if p.requires_grad and id(p) not in watched), None)
+        stranger = next((p for p in self._tensors("parameters") if p.requires_grad and id(p) not in watched), None)
         if stranger is not None:
             name = next(name for name, p in self.module.named_parameters() if p is stranger)
             raise RuntimeError(
