@@ -196,13 +196,13 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
 
 
 def only_here(attempt: Any) -> str | None:
-    """Gradients and counts are sent, never data: no all-reduce is larger than the model."""
-    most = sum(p.numel() for p in Quadratic().parameters())
+    """Gradients and counts are sent, never data: no all-reduce is larger than the model and a count."""
+    most = sum(p.numel() for p in Quadratic().parameters()) + 1
     for rank, record in enumerate(attempt.ranks):
         large = max((c[1] for c in record.collectives if c[0] == "all_reduce"), default=0)
         if large > most:
             return (
-                f"rank {rank} all-reduced {large} numbers at once, more than the model has ({most}): tokens stay "
-                "where they are, gradients travel."
+                f"rank {rank} all-reduced {large} numbers at once, more than the model's gradients and a count "
+                f"({most}): tokens stay where they are, gradients travel."
             )
     return None

@@ -597,22 +597,20 @@ def longest(model, batches, lr):
         take_step(model, model(batches[i]) if i < len(batches) else None, lr)
 
 
-@right("3.7", "until nobody has tokens, with an empty batch of the same shape")
+@right("3.7", "until nobody has tokens, with an empty batch, and the count in the all-reduce of the gradients")
 def until_nobody(model, batches, lr):
-    waiting = list(batches)
+    waiting, parameters = list(batches), list(model.parameters())
     while True:
         tokens = waiting.pop(0) if waiting else torch.empty(0, 4, dtype=torch.float64)
-        count = torch.tensor(len(tokens))
-        dist.all_reduce(count)
+        model(tokens).sum().backward()
+        together = torch.cat([*(p.grad.flatten() for p in parameters), torch.tensor([float(len(tokens))])])
+        dist.all_reduce(together)
+        *gradients, count = together.split([*(p.numel() for p in parameters), 1])
         if not count:
             return
-        losses = model(tokens)
-        (losses.sum() / count).backward()
-        for p in model.parameters():
-            dist.all_reduce(p.grad)
         with torch.no_grad():
-            for p in model.parameters():
-                p -= lr * p.grad
+            for p, gradient in zip(parameters, gradients, strict=True):
+                p -= lr * gradient.view_as(p) / count.item()
         model.zero_grad()
 
 
