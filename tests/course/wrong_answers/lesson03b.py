@@ -564,6 +564,11 @@ def another_order_on_each_rank(buckets):
     return with_hooks(buckets, begin)
 
 
+@wrong("3.4", "a set finds the tied weight", "gradients of different parameters", "a set has none")
+def a_set_for_the_tied_weight(buckets):
+    return count_missing([list(set(bucket)) for bucket in buckets])
+
+
 def begin_all_reduce(number, buckets):
     flat = flatten(buckets[number])
     return dist.all_reduce(flat, async_op=True), flat, buckets[number]
