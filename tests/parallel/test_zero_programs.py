@@ -112,6 +112,29 @@ def test_parameters_are_those_of_one_process(program, stage):
             assert torch.allclose(one, two, rtol=1e-10, atol=1e-12)
 
 
+def continued(stage: int | None):
+    """NAdam keeps a product of betas for each parameter, in the shape of a scalar parameter's own state."""
+    model, state = build(Plain, 0), None
+    for step in range(2):
+        optimizer = None  # the one before must be gone
+        if stage is None:
+            optimizer = torch.optim.NAdam(model.parameters(), lr=0.1)
+        else:
+            options = {"stage": stage, "gradient_divide_factor": 1, "lr": 0.1}
+            optimizer = picolib.ZeroRedundancyOptimizer(model.parameters(), torch.optim.NAdam, **options)
+        if state is not None:
+            optimizer.load_state_dict(state)
+        backward(model, stage, step)
+        optimizer.step()
+        optimizer.zero_grad()
+        state = optimizer.state_dict()
+    return model.scale.detach()
+
+
+def test_a_scalar_parameter_s_state_is_saved_and_loaded():
+    assert all(torch.allclose(found, continued(None), rtol=1e-13) for found in picolib.run(continued, 2, 1))
+
+
 def groups_added():
     model = build(Plain, 0)
     optimizer_for(model.first, 1).add_param_group({"params": list(model.second.parameters())})

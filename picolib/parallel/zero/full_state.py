@@ -55,15 +55,23 @@ def take_from_full_state(optimizer: Any, state_dict: dict[str, Any]) -> None:
         raise ValueError(f"state_dict must have parameter groups of {ours} parameters, got {theirs}.")
     for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         group.update({name: value for name, value in saved.items() if name != "params"})
+    counts = _counts(optimizer, state_dict["state"])
     for bucket in optimizer.buckets:
         for piece in bucket.pieces:
             shape, saved = optimizer.parameters[piece.position].shape, state_dict["state"].get(piece.position, {})
-            cut = {name: _cut(name, value, shape, piece.start, piece.stop) for name, value in saved.items()}
+            cut = {name: _cut(value, shape, piece, name in counts) for name, value in saved.items()}
             optimizer.inner.state[piece.shard] = cut
 
 
-def _cut(name: str, value: Any, shape: torch.Size, start: int, stop: int) -> Any:
+def _counts(optimizer: Any, state: dict[int, dict[str, Any]]) -> set[str]:
+    """What is one number for a whole parameter, such as the count of steps: a scalar parameter alone can't tell."""
+    of_larger = [values for position, values in state.items() if optimizer.parameters[position].dim()]
+    named = [pair for values in of_larger for pair in values.items()]
+    return {"step"} | {name for name, value in named if isinstance(value, torch.Tensor) and not value.dim()}
+
+
+def _cut(value: Any, shape: torch.Size, piece: Any, is_count: bool) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    per_element = value.shape == shape and name != "step"  # the count of steps has the shape of a scalar parameter
-    return (value.flatten()[start:stop] if per_element else value).clone()
+    per_element = value.shape == shape and not is_count
+    return (value.flatten()[piece.start : piece.stop] if per_element else value).clone()
