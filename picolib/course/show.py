@@ -19,7 +19,6 @@ ANSWERS = {
     "picolib.comm.reduce_scatter.ring": "2.3",
     "picolib.comm.all_gather.ring": "2.4",
     "picolib.comm.all_reduce.ring_once": "2.4",
-    "picolib.comm.all_reduce.ring": "2.4",
     "picolib.comm.all_reduce.recursive_doubling": "2.6",
     "picolib.comm.all_reduce.doubling": "2.6",
     "picolib.parallel.ddp.wrapper.DistributedDataParallel": "3.1",

@@ -85,6 +85,8 @@ def check_arguments(fn: Any, world_size: Any, timeout: Any, max_seconds: Any) ->
     """Refuse what cannot be meant, each in one sentence; the world size as a plain number."""
     if monitor.observer() is not None:
         raise RuntimeError("picolib.run starts ranks from a notebook or a script; it cannot be called inside a rank")
+    if not callable(fn) and callable(world_size):
+        raise TypeError("fn and world_size have changed places: the function comes first, picolib.run(train, 4)")
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__name__}: pass `train`, not `train()`")
     if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):

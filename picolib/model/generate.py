@@ -34,6 +34,10 @@ def choose(logits: torch.Tensor, temperature: float, generator: torch.Generator)
 
 
 def sample(model: nn.Module, prompt: str = "\n", n: int = 200, *, temperature: float = 0.8, seed: int = 0) -> str:
-    """`prompt` and the n bytes with which the model goes on, as text."""
-    device = next(model.parameters()).device
-    return decode(generate(model, encode(prompt)[None].to(device), n, temperature=temperature, seed=seed)[0])
+    """`prompt` and the n bytes with which the model goes on, as text; on one thread, a step is small."""
+    device, threads = next(model.parameters()).device, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return decode(generate(model, encode(prompt)[None].to(device), n, temperature=temperature, seed=seed)[0])
+    finally:
+        torch.set_num_threads(threads)

@@ -197,6 +197,7 @@ def test_a_plain_result_that_is_refused_names_its_rank():
     ("arguments", "sentence"),
     [
         ((None, 2), "fn must be a function, got NoneType: pass `train`, not `train()`"),
+        ((2, print), "fn and world_size have changed places"),
         ((print, 0), "world_size must be at least 1, got 0"),
         ((print, 2.0), "world_size must be a whole number, got 2.0"),
         ((print, True), "world_size must be a whole number, got True"),

@@ -5,7 +5,7 @@ Each function returns a `Figure`, which shows itself as the last line of a cell 
 
 from picolib.course.figures.bucket_plan import bucket_plan
 from picolib.course.figures.canvas import Figure
-from picolib.course.figures.collectives import collectives_picture
+from picolib.course.figures.collectives import collectives_picture, collectives_to_name
 from picolib.course.figures.curves import cost_curves, loss_curves
 from picolib.course.figures.display import display_figure
 from picolib.course.figures.formula import bytes_vs_formula
@@ -26,6 +26,7 @@ __all__ = [
     "bucket_plan",
     "bytes_vs_formula",
     "collectives_picture",
+    "collectives_to_name",
     "cost_curves",
     "display_figure",
     "exposed_seconds",

@@ -62,6 +62,14 @@ COLLECTIVES = {
 }
 
 
+TO_NAME = ("reduce_scatter", "all_gather", "all_to_all", "all_reduce")  # the pictures of exercise 2.2
+
+
+def collectives_to_name() -> Figure:
+    """The four pictures of exercise 2.2, without their names."""
+    return collectives_picture(TO_NAME, hide_names=True)
+
+
 def collectives_picture(names: Sequence[str] = FIVE, hide_names: bool = False) -> Figure:
     """The named collectives before and after; `hide_names` for "which one is this?"."""
     unknown = [name for name in names if name not in COLLECTIVES]

@@ -14,6 +14,7 @@ SAYS = {
     "tree": ("sums go up, the result comes down", "{depth} levels up, {depth} down"),
     "hierarchical": ("inside the nodes, across, inside", "each rank sends S/{per_node} across, not S"),
 }
+NOUNS = {"hierarchical": "hierarchy"}
 
 
 def topology(
@@ -32,7 +33,7 @@ def topology(
             raise ValueError(f"kinds has {kind!r}; there is {', '.join(SAYS)}")
     if ranks % per_node and "hierarchical" in kinds:
         raise ValueError(f"per_node={per_node} does not divide ranks={ranks}")
-    alt = f"{ranks} ranks as " + ", ".join(f"a {kind}: {SAYS[kind][0]}" for kind in kinds) + "."
+    alt = f"{ranks} ranks as " + ", ".join(f"a {NOUNS.get(kind, kind)}: {SAYS[kind][0]}" for kind in kinds) + "."
     figure = Figure(330, alt, width=20 + PANEL * len(kinds))
     filled = {"n": ranks, "depth": ranks.bit_length() - 1, "per_node": per_node}
     for place, kind in enumerate(kinds):

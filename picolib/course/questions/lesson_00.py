@@ -65,4 +65,26 @@ QUESTIONS = (
             ),
         ),
     ),
+    Question(
+        "00.5",
+        "Four ranks add up in digits: rank r contributes 10^r. Every rank ends with 1011. What do you know?",
+        (
+            Answer("rank 2's number is missing", "digits are read from the right: rank 0, 1, 2, 3.", right=True),
+            Answer("rank 1's number is missing", "that is 1101: the digit of rank 1 is the second from the right."),
+            Answer("one rank has added twice", "then a digit would be 2."),
+        ),
+    ),
+    Question(
+        "00.6",
+        "You average gradients over four ranks, in code of your own. What proves that it is right?",
+        (
+            Answer("the loss falls", "it falls with wrong gradients, too, only less well."),
+            Answer("all four ranks have the same weights", "they can be the same and wrong: all may divide by 3."),
+            Answer(
+                "one process with the whole batch takes the same way",
+                "the same losses and weights, up to rounding: that is what the four ranks stand for.",
+                right=True,
+            ),
+        ),
+    ),
 )
