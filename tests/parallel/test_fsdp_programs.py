@@ -239,28 +239,6 @@ def test_a_layer_may_give_any_object():
         assert_close(found, whole(Agent, (0, {})))
 
 
-class Counts(nn.Linear):
-    """Has a state that is no tensor."""
-
-    seen = 0
-
-    def get_extra_state(self):
-        return {"seen": self.seen}
-
-    def set_extra_state(self, state):
-        self.seen = state["seen"]
-
-
-def test_a_full_state_has_what_is_no_tensor():
-    def fn():
-        model, other = picolib.fully_shard(Counts(4, 4)), picolib.fully_shard(Counts(4, 4))
-        model.seen = 3
-        load_full_state_dict(other, full_state_dict(model))
-        return other.seen
-
-    assert list(picolib.run(fn, 2)) == [3, 3]
-
-
 def outer_first():
     model = picolib.fully_shard(build(Shared, 0))
     picolib.fully_shard(model.layer)

@@ -112,6 +112,28 @@ def test_a_full_state_goes_in_and_comes_out(kind):
         assert all(torch.equal(found[name], right[name]) for name in right)
 
 
+class Counts(nn.Linear):
+    """Has a state that is no tensor."""
+
+    seen = 0
+
+    def get_extra_state(self):
+        return {"seen": self.seen}
+
+    def set_extra_state(self, state):
+        self.seen = state["seen"]
+
+
+def test_a_full_state_has_what_is_no_tensor():
+    def fn():
+        model, other = picolib.fully_shard(Counts(4, 4)), picolib.fully_shard(Counts(4, 4))
+        model.seen = 3
+        load_full_state_dict(other, full_state_dict(model))
+        return other.seen
+
+    assert list(picolib.run(fn, 2)) == [3, 3]
+
+
 def built_too_early():
     model = build(Plain, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
