@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from picolib.course import crosscheck, mine, replay, state
+from picolib.course import crosscheck, ended, mine, replay, state
 from picolib.course.catalogue import by_id, exercises, of_function
 from picolib.course.exercise import Exercise
 from picolib.course.judge import Fault, judge
@@ -129,7 +129,8 @@ def failed_text(verdict: Verdict) -> str:
         where = f"wrong on {verdict.attempt.world_size}"
         text = f"Right on {sizes_text(verdict.passed_sizes)}, {where}: {text}"
     head = f"Exercise {exercise.id}, {exercise.title}: not right yet."
-    parts = [head, text, fault.table, fault.divergence, f"Stuck? hint({exercise.function})"]
+    power = ended.power(verdict.attempt.code) if "to the power" not in text else ""
+    parts = [head, text, power, fault.table, fault.divergence, f"Stuck? hint({exercise.function})"]
     return "\n\n".join(part for part in parts if part)
 
 

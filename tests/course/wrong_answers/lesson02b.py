@@ -453,6 +453,15 @@ def not_rotated(x):
     return torch.cat([bruck(x).chunk(n)[(rank + i) % n] for i in range(n)])
 
 
+@wrong("2.12", "2 ^ k for a power of two", 'is not "to the power"', "2**k")
+def bruck_with_xor(x):
+    rank, n, held = dist.get_rank(), dist.get_world_size(), x
+    for k in range((n - 1).bit_length()):
+        away = 2 ^ k
+        held = torch.cat([held, swap(held, (rank - away) % n, (rank + away) % n)])
+    return held[: n * x.numel()]
+
+
 @wrong("2.12", "around the ring", "3 messages, where 2 are right")
 def ring_gather(x):
     rank, n = dist.get_rank(), dist.get_world_size()
