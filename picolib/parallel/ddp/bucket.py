@@ -42,28 +42,27 @@ class Bucket:
         """Before a backward pass: nothing is there yet."""
         self.missing = len(self.positions)
 
-    @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffer must not join that graph
-    def fill(self, scale: float = 1.0) -> None:
-        """Every gradient moves into its view, unless it lives there, and is scaled on the way.
+    def put_in(self, place: int, scale: float = 1.0) -> None:
+        """Parameter number `place` has its gradient: it moves into its view, unless it lives there, times `scale`.
 
-        Scaling first costs no pass over the memory of its own, and the sum of halves overflows later than half the sum.
+        At once, while the processor's cache still holds it; its own memory is then free for the next layer's gradient.
         """
-        for parameter, view in zip(self.parameters, self.views, strict=True):
-            gradient = parameter.grad
-            if gradient is None:  # unused on this rank: it adds nothing to the sum
-                view.zero_()
-            elif scale != 1 and gradient.dtype == view.dtype:
-                torch.mul(gradient, scale, out=view)
-            elif gradient.data_ptr() != view.data_ptr():
-                view.copy_(gradient)
-                if scale != 1:
-                    view.mul_(scale)
-            if gradient is not None and self.as_view:
-                parameter.grad = view
+        parameter, view = self.parameters[place], self.views[place]
+        if parameter.grad is None:  # unused on this rank: it adds nothing to the sum
+            view.zero_()
+            return
+        gradient = parameter.grad.detach()  # under create_graph it has a graph, which the buffer must not join
+        if scale != 1 and gradient.dtype == view.dtype:
+            torch.mul(gradient, scale, out=view)
+        elif gradient.data_ptr() != view.data_ptr():
+            view.copy_(gradient)
+            if scale != 1:
+                view.mul_(scale)
+        if self.as_view:
+            parameter.grad = view
 
-    def start(self, scale: float, group: Any, algorithm: str) -> None:
-        """All gradients are there: start to sum them, each times `scale`."""
-        self.fill(scale)
+    def start(self, group: Any, algorithm: str) -> None:
+        """All gradients are there: start to sum them."""
         label = f"bucket {self.number}"
         self.work = comm.all_reduce(self.flat, group=group, async_op=True, algorithm=algorithm, label=label)
 

@@ -76,7 +76,7 @@ class Reducer:
             Bucket(number, positions, self.parameters, self.dtype, self.as_view)
             for number, positions in enumerate(buckets)
         ]
-        self.home = {position: bucket for bucket in self.buckets for position in bucket.positions}
+        self.home = {p: (bucket, place) for bucket in self.buckets for place, p in enumerate(bucket.positions)}
         self._start_over()
 
     def _start_over(self) -> None:
@@ -116,7 +116,8 @@ class Reducer:
         self.settled.discard(position)
 
     def _gradient_is_there(self, position: int) -> None:
-        self._ask_for_the_end()
+        if not self.will_end:
+            self._ask_for_the_end()
         refuse_sparse(self.parameters[position].grad, self.names[position])
         self.fresh.add(position)
         if not self.synchronises:
@@ -134,9 +135,11 @@ class Reducer:
 
     def _is_ready(self, position: int) -> None:
         self.ready.add(position)
-        self.home[position].missing -= 1
+        bucket, place = self.home[position]
+        bucket.put_in(place, 1 / self.divide_by)
+        bucket.missing -= 1
         while self.started < len(self.buckets) and self.buckets[self.started].missing == 0:
-            self.buckets[self.started].start(1 / self.divide_by, self.group, self.algorithm)
+            self.buckets[self.started].start(self.group, self.algorithm)
             self.started += 1
 
     # The end ----------------------------------------------------------------------------------------------------
@@ -202,4 +205,5 @@ class Reducer:
         if buckets != [bucket.positions for bucket in self.buckets]:
             self._build(buckets)
             for bucket in self.buckets:
-                bucket.fill()
+                for place in range(len(bucket.positions)):
+                    bucket.put_in(place)
