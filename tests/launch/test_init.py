@@ -15,14 +15,16 @@ from picolib.launch import nodes
 from picolib.launch.joining import _coordinates
 from tests.launch.conftest import REPOSITORY
 
+# Each line is one write: two processes that share a terminal don't mix their lines then.
 SCRIPT = """
-import picolib, torch, torch.distributed as dist
+import os, picolib, torch, torch.distributed as dist
 picolib.init()
 x = torch.ones(1)
 dist.all_reduce(x)
-print("sum", float(x), flush=True)
+os.write(1, f"sum {float(x)}\\n".encode())
 picolib.comm.all_reduce(x, algorithm="hierarchical")
-print("twice", float(x), "with", picolib.comm.groups.resolve(None)[1].ranks_per_node, "a node", flush=True)
+node = picolib.comm.groups.resolve(None)[1].ranks_per_node
+os.write(1, f"twice {float(x)} with {node} a node\\n".encode())
 dist.destroy_process_group()
 """
 
