@@ -10,7 +10,9 @@ picolib's step is the faster one. Nothing watches or counts.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -70,25 +72,33 @@ def measure(name: str, cap_mb: float, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 ranks, the Llama, few rounds")
+    caps = (0.25, 1, 25)
+    compare("ddp", "buckets", {f"{cap:g} MiB": cap for cap in caps}, measure, __doc__)
+
+
+def compare(name: str, what: str, settings: dict[str, Any], measure: Callable[..., Any], about: str | None) -> None:
+    """Measure both jobs on 2 and 4 ranks with each setting of `what`, and print how torch's step compares.
+
+    measure: called in ranks as measure(job, setting, rounds), gives the seconds of each way.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 ranks, the Llama, one setting, few rounds")
     parser.add_argument("--ranks", nargs="+", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=None)
     options = parser.parse_args()
-    worlds = options.ranks or ([2] if options.quick else [2, 4])
-    cases = [("llama", 0.25)] if options.quick else [(job, cap) for job in ("llama", "layers") for cap in (0.25, 1, 25)]
+    cases = [(job, label) for job in ("llama", "layers") for label in settings]
     rounds, rows, data = options.rounds or (5 if options.quick else 15), [], []
-    for ranks in worlds:
-        for job, cap in cases:
-            found = picolib.run(measure, ranks, job, cap, rounds, checked=False, timeout=600)[0]
+    for ranks in options.ranks or ([2] if options.quick else [2, 4]):
+        for job, label in cases[:1] if options.quick else cases:
+            found = picolib.run(measure, ranks, job, settings[label], rounds, checked=False, timeout=600)[0]
             times = [report.time_text(seconds) for seconds in found.values()]
             ratios = [f"{found['torch'] / found[way]:.2f}" for way in ("picolib", "native")]
-            rows.append([str(ranks), job, f"{cap:g} MiB", *times, *ratios])
-            data.append({"ranks": ranks, "job": job, "bucket_cap_mb": cap, "seconds": found})
-    header = ["ranks", "job", "buckets", *data[0]["seconds"], "torch/picolib", "torch/native"]
+            rows.append([str(ranks), job, label, *times, *ratios])
+            data.append({"ranks": ranks, "job": job, what: settings[label], "seconds": found})
+    header = ["ranks", "job", what, *data[0]["seconds"], "torch/picolib", "torch/native"]
     text = report.table(header, rows)
     print(text)
-    report.keep("ddp", text, data)
+    report.keep(name, text, data)
 
 
 if __name__ == "__main__":

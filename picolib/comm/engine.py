@@ -123,8 +123,8 @@ class Work:
 
         Where all that is under way in this process belongs to this group, those are waits inside the backend: every
         rank of the group waits for the oldest first, so nobody needs what the later ones would do meanwhile. Between
-        two such waits they have their turn. (Looking every 50 µs instead cost 5 % more processor time on 2 ranks, with
-        6 in flight, which the peers on the same cores would have used.)
+        two such waits they have their turn. (Looking every 50 µs instead would take processor time from peers that
+        share the cores.)
         """
         in_flight = self._group.in_flight
         while self._step is not None:

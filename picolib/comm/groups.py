@@ -51,7 +51,7 @@ class Group:
     def borrow(self, like: torch.Tensor, rows: int) -> torch.Tensor:
         """A buffer of `rows` rows like the vector `like`; its contents are undefined.
 
-        The system must fill every page of new memory with zeros. Of an asynchronous all-reduce of 1 MB, that took 5 %.
+        The system must fill every page of new memory with zeros; of memory that is used again it need not.
         """
         spare = self._spare[rows, like.numel(), like.dtype, like.device]
         return spare.pop() if spare else like.new_empty(rows, like.numel())

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import picolib
 from tests.parallel.steps import assert_close, backward, gradients, my_data, whole, wrap
-from tests.parallel.zoo import Plain, WithRunningStatistics, build
+from tests.parallel.zoo import Plain, WithRunningStatistics, build, data
 
 # Checkpointing
 
@@ -57,21 +57,21 @@ def running_statistics(broadcast: bool):
     for seed in (0, 1, 2):
         model.zero_grad()
         backward(model, *my_data(seed=seed))
-    after = model.module.norm.running_mean.clone()
-    if broadcast:
-        model(my_data()[0])
-    return after
+    return model.module.norm.running_mean
 
 
 def test_buffers_are_those_of_the_first_rank_before_each_forward():
-    alone = build(WithRunningStatistics, 0)
-    apart = picolib.run(running_statistics, 3, False)
-    assert not torch.allclose(apart[0], apart[1])
-    together = picolib.run(running_statistics, 3, True)
-    assert torch.allclose(together[0], apart[0], rtol=1e-12) and alone is not None
-    momentum = 0.1
-    before = [t / (1 - momentum) for t in together]
-    assert not torch.allclose(before[0], before[1])  # each forward still counts the rank's own batch
+    """A rank's running mean is then 0.9 times the first rank's before, and 0.1 times the mean of its own batch."""
+    model = build(WithRunningStatistics, 0)
+    parts = [data(12, seed)[0].tensor_split(3) for seed in (0, 1, 2)]
+    for part in parts[:2]:
+        model(part[0])
+    before = model.norm.running_mean.clone()
+    apart, together = (picolib.run(running_statistics, 3, broadcast) for broadcast in (False, True))
+    for rank in range(3):
+        right = 0.9 * before + 0.1 * model.first(parts[2][rank]).mean(0)
+        assert torch.allclose(together[rank], right, rtol=1e-12)
+        assert torch.allclose(apart[rank], right, rtol=1e-12) == (rank == 0)
 
 
 def in_bfloat16(dtype):

@@ -45,7 +45,7 @@ class Bucket:
     def put_in(self, place: int, scale: float = 1.0) -> None:
         """Parameter number `place` has its gradient: it moves into its view, unless it lives there, times `scale`.
 
-        At once, while the processor's cache still holds it; its own memory is then free for the next layer's gradient.
+        At once, and not when the bucket is full: its own memory is then free for the next layer's gradient.
         """
         parameter, view = self.parameters[place], self.views[place]
         if parameter.grad is None:  # unused on this rank: it adds nothing to the sum
