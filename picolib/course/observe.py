@@ -75,9 +75,9 @@ class Notebook:
         self.entries: list[list] = []
         self.ids: dict[int, int] = {}  # of a handle that `handles` keeps alive -> the number of its entry
         self.next_id = 0
-        # Kept to the end of the run: gloo drops a message whose handle is dropped, its receiver would wait for ever,
-        # and the fault to speak of is that nobody waited for the send.
-        self.handles: list[Any] = []
+        # Kept until waited for: gloo drops a message whose handle is dropped, its receiver would wait for ever, and the
+        # fault to speak of is that nobody waited for the send. (A handle keeps its tensors alive, so no longer.)
+        self.handles: dict[int, Any] = {}
         self.pending: dict[int, Pending] = {}
         self.tamper = False  # whether every message is changed when it arrives
 
@@ -114,7 +114,7 @@ class Notebook:
         self.entries.append(entry)
         if work is not None:
             self.ids[id(work)] = self.next_id
-            self.handles.append(work)
+            self.handles[self.next_id] = work
         self.next_id += 1
 
     def _until_waited(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -126,6 +126,7 @@ class Notebook:
         if id_ is None:
             return
         self.entries.append(["wait", id_])
+        self.handles.pop(id_, None)
         over = self.pending.pop(id_, None)
         if over is not None and over.entry[0] == "recv":
             over.entry[6] = checksum(over.tensors[0])
