@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from picolib.launch import environment, monitor, pickling, staging, wire
+from picolib.launch import environment, monitor, pickling, staging, uses, wire
 from picolib.launch.board import Board
 from picolib.launch.frames import describe_exception
 
@@ -90,6 +90,7 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     join(request["store"], rank, world_size, request["backend"])
     shared = None if board is None else Board.attach(board, world_size)
     monitor.start(shared, rank, world_size, options.get("checked", True), options.get("trace", False))
+    say_what_was_used = uses.install(request.get("use"))  # before the function arrives: it may bring names along
     fn, args = pickling.loads(payload)
     wire.send_frame(control, b"S", [])
     start["clock"] = time.monotonic()
@@ -97,6 +98,8 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     value = fn(*args)
     _leave_if_forked(me)
     monitor.returned()
+    if say_what_was_used and rank == 0:
+        print(say_what_was_used())
     return value
 
 

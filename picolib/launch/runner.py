@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from picolib.launch import backends, environment, interrupts, monitor, pickling, starting, threads
+from picolib.launch import backends, environment, interrupts, monitor, pickling, starting, threads, uses
 from picolib.launch.errors import RunInterrupted
 from picolib.launch.follow import Following
 from picolib.launch.results import Run
@@ -35,6 +35,7 @@ def run(
     max_seconds: float | None = None,
     trace: bool = False,
     checked: bool = True,
+    use: str | None = None,
     **options: Any,
 ) -> Run:
     """Call `fn(*args)` on `world_size` fresh ranks that share a process group, and return what each returned.
@@ -51,6 +52,7 @@ def run(
         max_seconds: a bound for the whole run, in seconds.
         trace: also record when each message was sent and received.
         checked: watch the ranks' calls, and explain deadlocks and mismatches.
+        use: "mine" puts what you have built in the course's exercises in the library's place.
 
     Raises:
         RankError: a rank raised, crashed or was killed.
@@ -72,6 +74,7 @@ def run(
         "gpus": choice.gpus,
         "threads": threads.threads_per_rank(world_size),
         "surroundings": environment.of_kernel(),
+        "use": uses.gather(use),
         "options": {**options, "trace": trace, "checked": checked},
     }
     with _one_run_at_a_time, interrupts.held():

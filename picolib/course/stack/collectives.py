@@ -58,10 +58,8 @@ def _fitting(parts: Mapping[str, Any], tensor: Any, op: Any, group: Any) -> Any:
         return None
     if op == AVG and not tensor.is_floating_point():
         return None
-    if "recursive_doubling" in parts and n & (n - 1) == 0:
-        if tensor.nbytes <= SHORT_BYTES or "ring_all_reduce" not in parts:
-            return parts["recursive_doubling"]
-    return parts.get("ring_all_reduce")
+    ring, doubling = parts.get("ring_all_reduce"), parts.get("recursive_doubling") if n & (n - 1) == 0 else None
+    return doubling if doubling and (tensor.nbytes <= SHORT_BYTES or not ring) else ring
 
 
 def _sum(algorithm: Any, tensor: torch.Tensor) -> None:

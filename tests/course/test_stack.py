@@ -1,0 +1,149 @@
+"""`run(..., use="mine")`: what has been built and saved stands in the library's place, and the numbers stay right."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import picolib
+from picolib.course.catalogue import of_function
+from picolib.course.lessons import solution_of
+from picolib.course.stack import PARTS
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+HEAD = "import torch\nimport torch.distributed as dist\n\n\n"
+
+
+def solved(name):
+    def asked():
+        """Stands for a function of that name."""
+
+    asked.__name__ = name
+    return solution_of(of_function(asked)) + "\n\n\n"
+
+
+def save(workspace, *names):
+    folder = workspace / "mine"
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        helpers = solved("ring_reduce_scatter") if name == "ring_all_reduce" else ""
+        (folder / f"{name}.py").write_text(HEAD + helpers + solved(name), encoding="utf-8")
+
+
+class Net(nn.Module):
+    """A frozen parameter, a tied one, a buffer that changes, and sizes that no number of ranks divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.tied = nn.Linear(5, 7), nn.Linear(7, 7, bias=False), nn.Linear(7, 7, bias=False)
+        self.tied.weight = self.second.weight
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        return self.tied(torch.tanh(self.second(self.first(x)))) * self.frozen.sum()
+
+
+def steps(factor=None, accumulate=1):
+    torch.manual_seed(dist.get_rank())  # replicas must be made alike
+    net = Net().double()
+    net.seen += dist.get_rank()
+    model = picolib.DistributedDataParallel(net, bucket_cap_mb=1e-4, gradient_divide_factor=factor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(3):
+        for part in range(accumulate):
+            x = torch.linspace(-1, 1 + dist.get_rank() + step + part, 10, dtype=torch.double).view(2, 5)
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: value.clone() for name, value in net.state_dict().items()}, type(model).__name__
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ring_all_reduce",),
+        ("recursive_doubling",),
+        ("wrap",),
+        ("average_in_buckets",),
+        ("overlap", "ring_all_reduce"),
+        tuple(PARTS),
+    ],
+)
+@pytest.mark.parametrize("ranks, factor, accumulate", [(4, None, 1), (3, 1, 3)])
+def test_a_model_trains_on_your_parts_as_on_the_librarys(workspace, names, ranks, factor, accumulate):
+    save(workspace, *names)
+    right = picolib.run(steps, ranks, factor, accumulate)
+    mine = picolib.run(steps, ranks, factor, accumulate, use="mine")
+    for (one, _), (other, kind) in zip(right, mine, strict=True):
+        assert all(torch.allclose(one[name], other[name], rtol=1e-12, atol=1e-12) for name in one)
+        collectives_alone = set(names) <= {"ring_all_reduce", "recursive_doubling"}
+        assert kind == ("DistributedDataParallel" if collectives_alone else "MyDataParallel")
+    assert "Yours in this run" in mine.stdout[0] and not any(mine.stdout[1:])
+
+
+def reduced(values, op, async_op):
+    tensor = torch.tensor([[v * 10 ** dist.get_rank() for v in values]])
+    handle = dist.all_reduce(tensor, op, async_op=async_op)
+    if async_op:
+        handle.wait()
+    return tensor.tolist()
+
+
+def test_what_the_exercises_leave_open_is_done_for_them(workspace):
+    save(workspace, "ring_all_reduce")
+    run = lambda *arguments: picolib.run(reduced, 3, *arguments, use="mine")
+    for values, op, async_op, right in [
+        ([1, 2], dist.ReduceOp.SUM, False, [[111, 222]]),
+        ([1.5], dist.ReduceOp.AVG, True, [[55.5]]),
+        ([3, 1], dist.ReduceOp.MAX, False, [[300, 100]]),
+        ([], dist.ReduceOp.SUM, False, [[]]),
+    ]:
+        found = run(values, op, async_op)
+        assert list(found) == [right] * 3
+        assert ("ring_all_reduce (2.4) once" in found.stdout[0]) == (op != dist.ReduceOp.MAX and bool(values))
+
+
+def in_a_pair():
+    pair = dist.new_group([1, 2])
+    tensor = torch.tensor([10.0 ** dist.get_rank()])
+    if dist.get_rank() > 0:
+        dist.all_reduce(tensor, group=pair)
+    return tensor.item()
+
+
+def test_groups_that_are_not_the_world_are_the_librarys(workspace):
+    save(workspace, "ring_all_reduce")
+    found = picolib.run(in_a_pair, 3, use="mine")
+    assert list(found) == [1.0, 110.0, 110.0]
+    assert "nothing. Not called: ring_all_reduce (2.4)" in found.stdout[0]
+
+
+def test_without_anything_of_yours_it_says_so(workspace):
+    assert "nothing here is yours yet" in picolib.run(in_a_pair, 3, use="mine").stdout[0]
+
+
+def test_outside_a_workspace_everything_is_the_librarys(nowhere):
+    assert "nothing here is yours yet" in picolib.run(in_a_pair, 3, use="mine").stdout[0]
+
+
+def test_a_fault_in_a_saved_part_is_shown_with_its_line(workspace):
+    save(workspace, "wrap")
+    path = workspace / "mine" / "wrap.py"
+    path.write_text("def wrap(module, group):\n    return undefined_name\n", encoding="utf-8")
+    with pytest.raises(picolib.RankError, match=r"(?s)undefined_name.*wrap\.py"):
+        picolib.run(steps, 2, use="mine")
+    path.write_text("def wrap(module, group)\n", encoding="utf-8")
+    with pytest.raises(picolib.RankError, match=r"mine/wrap\.py \(check\(wrap\) writes it anew\) is no Python"):
+        picolib.run(steps, 2, use="mine")
+    path.write_text("def wrapped(module, group): pass\n", encoding="utf-8")
+    with pytest.raises(picolib.RankError, match=r"no longer defines wrap"):
+        picolib.run(steps, 2, use="mine")
+
+
+def test_another_use_is_refused():
+    with pytest.raises(ValueError, match=r"got 'theirs'"):
+        picolib.run(steps, 2, use="theirs")
