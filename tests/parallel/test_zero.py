@@ -11,7 +11,7 @@ from torch import nn
 
 import picolib
 from picolib.parallel.zero import zero_1_step
-from tests.parallel.zoo import Branches, Plain, TiedAndFrozen, UsedInAnotherOrder, build, data
+from tests.parallel.zoo import Plain, TiedAndFrozen, UsedInAnotherOrder, build, data
 
 STEPS, BATCH = 5, 13
 SMALL = 40 / (1 << 20)
@@ -196,24 +196,6 @@ def beside_pytorch():
 
 def test_the_same_as_pytorchs():
     assert max(picolib.run(beside_pytorch, 3)) < 1e-14
-
-
-def unused(stage: int, frozen: bool = False):
-    model = build(Branches, 0)
-    if frozen:
-        model.never.requires_grad_(False)
-        model.right.requires_grad_(False)
-    optimizer = picolib.ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, stage=stage, lr=0.1)
-    x, y = (t.tensor_split(2)[dist.get_rank()] for t in data(12))
-    (model(x) - y).square().mean().backward()
-    optimizer.step()
-
-
-def test_a_parameter_without_gradient_is_named():
-    with pytest.raises(picolib.RankError, match="have no gradient on this rank"):
-        picolib.run(unused, 2, 1)
-    picolib.run(unused, 2, 1, True)
-    picolib.run(unused, 2, 2)
 
 
 def construct(optimizer_class, wrapped: bool = False, **options):

@@ -48,7 +48,8 @@ def fully_shard(
     before backward (less the root's own, which stay), and a reduce-scatter of the gradients.
 
     A parameter is whole inside its own module's forward pass; what uses it elsewhere finds this rank's rows. All ranks
-    must run the same units. In a unit that ran, a parameter that the loss did not use gets a gradient of zeros.
+    must run the same units. A parameter that some ranks' losses did not use gets the sum of the others' gradients, and
+    none where nobody used it, as in one process.
 
     Args:
         module: with the same parameters on all ranks; the first rank's values are taken.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from picolib.parallel.missing import nobody_had, write_gradient
 from picolib.parallel.spec import rows_of, spec_of
 
 
@@ -38,6 +40,7 @@ class ShardedParameter:
         self.shard.picolib_shard = True  # by itself it must not be clipped
         self.full = nn.Parameter(self._room(), requires_grad=trains)
         self.nbytes = self.full.untyped_storage().nbytes()
+        self.lacks = False  # whether this rank had no gradient in the last reduction
         self.free()
 
     def _room(self) -> torch.Tensor:
@@ -80,24 +83,33 @@ class ShardedParameter:
     def fill(self, wires: torch.Tensor) -> None:
         """Everybody's rows [size, wire_length] become the whole parameter."""
         self.full.data.untyped_storage().resize_(self.nbytes)
-        self._copy_rows(self.full.data, wires, into_rows=True)
+        for ours, theirs in self._rows_by_rank(self.full.data, wires):
+            ours.copy_(theirs)
 
     def write_gradient(self, wires: torch.Tensor) -> None:
-        """The whole gradient, into everybody's rows [size, wire_length]; zeros where there is none."""
-        wires.zero_()
-        if self.full.grad is not None:
-            self._copy_rows(self.full.grad, wires, into_rows=False)
+        """What this rank adds to the sum of gradients, into everybody's rows [size, wire_length]."""
+        self.lacks = self.full.grad is None
+        if self.lacks:
+            write_gradient(None, wires)
+            return
+        if self.chunk_rows * self.size != self.total_rows:
+            wires.zero_()  # the padding
+        for ours, theirs in self._rows_by_rank(self.full.grad, wires):
+            write_gradient(ours, theirs)
 
-    def _copy_rows(self, whole: torch.Tensor, wires: torch.Tensor, into_rows: bool) -> None:
-        """Between rows one after the other and the ranks' chunks of rows, which end with padding.
+    def _rows_by_rank(self, whole: torch.Tensor, wires: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(each rank's rows in the whole tensor, the same in its wire, which may end with padding).
 
         A gradient may be laid out in any way; the whole parameter is contiguous, so that its rows are no copies.
         """
         rows = whole.reshape(self.total_rows, self.row_length)
         for rank in range(self.size):
             first, last = rows_of(self.total_rows, self.size, rank)
-            ours, theirs = rows[first:last].reshape(-1), wires[rank, : (last - first) * self.row_length]
-            ours.copy_(theirs) if into_rows else theirs.copy_(ours)
+            yield rows[first:last].reshape(-1), wires[rank, : (last - first) * self.row_length]
+
+    def nobody_had_gradient(self, wire: torch.Tensor) -> bool:
+        """Whether this sum is one of no gradients at all. Only who had none has to look."""
+        return self.lacks and nobody_had(wire)
 
     def take_gradient(self, wire: torch.Tensor) -> None:
         """This rank's rows of the reduced gradient: added to what the shard has."""

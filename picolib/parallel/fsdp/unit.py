@@ -112,7 +112,7 @@ class Unit:
             parameter.full.grad = None
         own = wires.new_empty(sum(lengths))
         work = comm.reduce_scatter_tensor(
-            own, wires.view(-1), self._operation(), self.group, True, algorithm=self.algorithm,
+            own, wires.view(-1), group=self.group, async_op=True, algorithm=self.algorithm,
             label=f"{self.name} reduce",
         )  # fmt: skip
         self.reducing = work, own, wires
@@ -125,12 +125,11 @@ class Unit:
         for parameter in self.parameters:
             parameter.full.grad = None
 
-    def _operation(self) -> Any:
-        mean_here = self.replicas is None and self.divide_by == self.size
-        return dist.ReduceOp.AVG if mean_here else dist.ReduceOp.SUM
-
     def finish_reduce(self) -> None:
-        """The shards have their gradients afterwards: the sum over all ranks, divided by `divide_by`."""
+        """The shards have their gradients afterwards: the sum over all ranks, divided by `divide_by`.
+
+        A parameter that no rank's loss used gets none.
+        """
         if self.reducing is None:
             return
         work, own, _ = self.reducing
@@ -138,7 +137,9 @@ class Unit:
         work.wait()
         if self.replicas is not None:
             comm.all_reduce(own, group=self.replicas, label=f"{self.name} replicas")
-        if self._operation() is dist.ReduceOp.SUM and self.divide_by != 1:
+        parts = zip(self.trained, own.split([p.wire_length for p in self.trained]), strict=True)
+        found = [(parameter, part) for parameter, part in parts if not parameter.nobody_had_gradient(part)]
+        if self.divide_by != 1:
             own /= self.divide_by
-        for parameter, wire in zip(self.trained, own.split([p.wire_length for p in self.trained]), strict=True):
-            parameter.take_gradient(wire)
+        for parameter, part in found:
+            parameter.take_gradient(part)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from picolib import comm
+from picolib.parallel.missing import nobody_had, write_gradient
 
 
 class Piece(NamedTuple):
@@ -43,7 +44,7 @@ class FlatBucket:
             view.copy_(parameter.detach())
             parameter.data = view
         self.pieces = self._pieces_of(rank)
-        self.adding = [True] * len(self.positions)  # parameters that take part; not one that has been frozen
+        self.lacking: set[int] = set()  # positions of parameters that had no gradient on this rank
         self.incoming: torch.Tensor | None = None  # the reduced part that is on its way
         self.work: Any = None
 
@@ -80,32 +81,33 @@ class FlatBucket:
         return [i for i, p, view in pairs if p.data_ptr() != view.data_ptr() or p.dtype != view.dtype]
 
     @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffers must not join that graph
-    def start_reduce_scatter(self, op: Any, group: Any, algorithm: str) -> None:
+    def start_reduce_scatter(self, group: Any, algorithm: str) -> None:
         """Start to sum the ranks' gradients, each rank its part. A parameter without a gradient adds nothing."""
-        gradients = torch.zeros_like(self.flat)
-        self.adding = [p.requires_grad or p.grad is not None for p in self.parameters]
+        gradients = torch.empty_like(self.flat)
+        gradients[sum(self.lengths) :].zero_()
+        self.lacking = {i for i, p in zip(self.positions, self.parameters, strict=True) if p.grad is None}
         for parameter, view in zip(self.parameters, self.views(gradients), strict=True):
-            if parameter.grad is not None:
-                view.copy_(parameter.grad)
+            write_gradient(parameter.grad, view)
         self.incoming = self.flat.new_empty(self.part_length)
         self.work = comm.reduce_scatter_tensor(
-            self.incoming, gradients, op, group, async_op=True, algorithm=algorithm
-        )  # fmt: skip
+            self.incoming, gradients, group=group, async_op=True, algorithm=algorithm
+        )
 
     def take_in(self, divide_by: float) -> None:
-        """Wait for the reduced part and add it to the gradients of the pieces."""
+        """Wait for the reduced part and add it to the gradients of the pieces, but not where nobody had one."""
         if self.work is None:
             return
         self.work.wait()
+        lengths = [piece.stop - piece.start for piece in self.pieces]
+        found = [
+            (piece.shard, part)
+            for piece, part in zip(self.pieces, self.incoming[: sum(lengths)].split(lengths), strict=True)
+            if piece.position not in self.lacking or not nobody_had(part)
+        ]
         if divide_by != 1:
             self.incoming.div_(divide_by)
-        lengths = [piece.stop - piece.start for piece in self.pieces]
-        parts = self.incoming[: sum(lengths)].split(lengths)
-        adding = dict(zip(self.positions, self.adding, strict=True))
-        for piece, part in zip(self.pieces, parts, strict=True):
-            if not adding[piece.position]:
-                continue
-            piece.shard.grad = part if piece.shard.grad is None else piece.shard.grad.add_(part)
+        for shard, part in found:
+            shard.grad = part if shard.grad is None else shard.grad.add_(part)
         self.work = self.incoming = None
 
     def start_all_gather(self, group: Any, algorithm: str) -> Any:

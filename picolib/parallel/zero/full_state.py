@@ -18,7 +18,7 @@ def full_state(optimizer: Any) -> dict[str, Any]:
     everyones: list[Any] = [None] * optimizer.size
     dist.all_gather_object(everyones, mine, group=optimizer.process_group)
     state: dict[int, dict[str, Any]] = {}
-    for position, start, stop, values in (piece for pieces in everyones for piece in pieces):
+    for position, start, stop, values in (piece for pieces in everyones for piece in pieces if piece[3]):
         whole = state.setdefault(position, {})
         for name, value in values.items():
             _put(whole, name, value, optimizer.parameters[position].shape, start, stop)

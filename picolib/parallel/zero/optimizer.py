@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
@@ -32,8 +31,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     backward pass, frees its gradients, and keeps this rank's part: less memory, and a reduce-scatter in every backward
     pass instead of one a step.
 
-    Forget gradients with this optimizer's `zero_grad()`: in stage 2 the module's own can't see them. A parameter that
-    the loss did not use counts as one with a gradient of zeros in stage 2, and is an error in stage 1.
+    Forget gradients with this optimizer's `zero_grad()`: in stage 2 the module's own can't see them. What a rank's loss
+    did not use adds nothing to the sum there; what no rank's loss used is not stepped, as in one process. In stage 2
+    every rank must call `backward()` equally often.
 
     Args:
         params: parameters or groups of them, as for any optimizer, the same on all ranks.
@@ -48,8 +48,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     Raises:
         ValueError: the optimizer is not element-wise, the parameters belong to DistributedDataParallel, or differ
             between ranks.
-        RuntimeError: from `step()`, where a parameter has no gradient on this rank, has moved to other memory
-            (`module.to(...)`), or was unfrozen after the optimizer was built.
+        RuntimeError: from `step()`, where a parameter has moved to other memory (`module.to(...)`), or was unfrozen
+            after the optimizer was built.
 
     Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.
     """
@@ -92,9 +92,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         for outer, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
             for name in inner.keys() - outer.keys():
                 outer[name] = inner[name]  # betas and the like, where schedulers and state_dict look for them
-        self.defaults = {**self.inner.defaults}
+        self.defaults, self.state = {**self.inner.defaults}, self.inner.state  # of this rank's pieces
         self._start_over()
-        self.fresh: set[nn.Parameter] = set()  # with a local gradient that is not reduced yet
+        self.is_reduced = False  # stage 1: whether the pieces have what `.grad` holds
         hook = GradientHook("ZeroRedundancyOptimizer", self, lambda zero, p: zero._gradient_is_there(p))
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(hook)
@@ -148,8 +148,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def _gradient_is_there(self, parameter: nn.Parameter) -> None:
         refuse_sparse(parameter.grad, f"Parameter number {self._number(parameter)}")
-        self.fresh.add(parameter)
         if self.stage == 1:
+            self.is_reduced = False
             return
         if not self.will_end:
             self.will_end = True
@@ -167,16 +167,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
         return self.ready[bucket.number] == len(bucket.positions)
 
     def _reduce(self, bucket: FlatBucket) -> None:
-        bucket.take_in(self._divisor())  # of an earlier backward pass
-        op = dist.ReduceOp.AVG if self.divide_by == self.size else dist.ReduceOp.SUM
-        bucket.start_reduce_scatter(op, self.process_group, self.algorithm)
-        for parameter in bucket.parameters:
-            self.fresh.discard(parameter)
-            if self.stage == 2:
+        bucket.take_in(self.divide_by)  # of an earlier backward pass
+        bucket.start_reduce_scatter(self.process_group, self.algorithm)
+        if self.stage == 2:
+            for parameter in bucket.parameters:
                 parameter.grad = None
-
-    def _divisor(self) -> float:
-        return 1 if self.divide_by == self.size else self.divide_by
 
     def _end_of_backward(self) -> None:
         """All ranks start the same buckets in a backward pass, whatever they have used: what is missing is zero."""
@@ -188,20 +183,14 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
 
     def finalize_grads(self) -> None:
         """Reduce what has not been reduced yet, and wait for it: then every piece has its gradient. Idempotent."""
-        if self.stage == 1 and self.fresh:
-            missing = [p for p in self.home if p.grad is None and p.requires_grad]
-            if missing:
-                raise RuntimeError(
-                    f"{len(missing)} parameters have no gradient on this rank, the first is number "
-                    f"{self._number(missing[0])} of shape {list(missing[0].shape)}: freeze with requires_grad_(False) "
-                    "what the loss does not need."
-                )
+        if self.stage == 1 and not self.is_reduced:
             for bucket in self.buckets:
                 for piece in bucket.pieces:
                     piece.shard.grad = None  # .grad holds the whole sum since zero_grad()
                 self._reduce(bucket)
+            self.is_reduced = True
         for bucket in self.buckets:
-            bucket.take_in(self._divisor())
+            bucket.take_in(self.divide_by)
 
     # The optimizer's own interface --------------------------------------------------------------------------------
 
@@ -238,7 +227,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, this rank's own and the reduced ones, and a backward pass that failed."""
         super().zero_grad(set_to_none)
-        self.fresh.clear()
+        self.is_reduced = False
         for bucket in self.buckets:
             bucket.take_in(1)
         self._start_over()
