@@ -9,7 +9,7 @@ import torch
 
 from picolib.comm import auto, engine
 from picolib.comm.groups import resolve
-from picolib.comm.p2p import Link
+from picolib.comm.slow import SlowLink, link_kind
 from picolib.launch import monitor
 
 
@@ -114,12 +114,15 @@ class Call:
         polled = async_op or engine.works_in_flight() > 0
         carried = bool(tensors) and members.carries(self.process_group, tensors[0].device)
         device = tensors[0].device if carried else torch.device("cpu")
-        link = Link(self.process_group, members, members.next_tag(), device, call, polled)
+        link = link_kind()(self.process_group, members, members.next_tag(), device, call, polled)
+        clock = link.in_background() if async_op and isinstance(link, SlowLink) else None
+        if clock is not None:
+            call.now = clock.now
         steps = auto.ALGORITHMS[auto.SAME_AS.get(self.name, self.name)][self.algorithm](link, *arguments)
         if self.moves_back:
             steps = self._then_move_back(steps)
         if async_op:
-            work = engine.Work(steps, members, call)
+            work = engine.Work(steps, members, call, clock)
             call.handle_created(work)
             return work
         with call:

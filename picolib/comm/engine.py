@@ -16,6 +16,8 @@ from typing import Any
 
 from picolib.comm.groups import Group, groups_in_flight, works_in_flight
 from picolib.comm.p2p import Handle
+from picolib.launch import network, pretending
+from picolib.launch.clock import Clock
 
 Steps = Iterator[list[Handle]]
 
@@ -31,7 +33,7 @@ class Step:
 
     def __init__(self, handles: list[Handle]) -> None:
         self.handles = handles
-        self._missing = [handle for handle in handles if handle.receives]  # those that have not been seen to arrive
+        self._missing = [h for h in handles if h.receives or h.delayed]  # those that have not been seen to arrive
         self._helper: threading.Thread | None = None
 
     def wait(self) -> None:
@@ -105,8 +107,9 @@ def side_by_side(collectives: Iterable[Steps], at_once: int) -> Steps:
 class Work:
     """An asynchronous collective, with the methods of torch.distributed's handle of that name."""
 
-    def __init__(self, steps: Steps, group: Group, call: Any) -> None:
+    def __init__(self, steps: Steps, group: Group, call: Any, clock: Clock | None = None) -> None:
         self._steps, self._group, self._call = steps, group, call
+        self._clock = clock  # with slow-motion links: how far this collective has come
         self._step: Step | None = None  # None: finished
         group.in_flight.append(self)
         self._advance()
@@ -116,7 +119,15 @@ class Work:
         if self._step is not None:
             with self._call.waiting():
                 self._run_to_the_end()
+                self._tell_the_time()
+        else:
+            self._tell_the_time()
         return True
+
+    def _tell_the_time(self) -> None:
+        """The rank has the result now, so its clock is at least as far as the collective's."""
+        if self._clock is not None and network.current is not None:
+            network.current.clock.reach(self._clock.due)
 
     def _run_to_the_end(self) -> None:
         """Wait for the oldest work of the group, step by step, until it is this one, and this one's end.
@@ -130,7 +141,7 @@ class Work:
         while self._step is not None:
             oldest = in_flight[0]
             step = oldest._step
-            if works_in_flight() > len(in_flight):
+            if works_in_flight() > len(in_flight) or self._clock is not None:
                 _look_after_others(step, itself=1)
             if oldest._step is step:  # nobody else has advanced it meanwhile
                 oldest._complete_step()
@@ -140,6 +151,8 @@ class Work:
     def is_completed(self) -> bool:
         """Whether the result is there. Drives the collective as far as it goes without waiting for a peer."""
         self.poll()
+        if self._step is None:
+            self._tell_the_time()
         return self._step is None
 
     def poll(self, with_helper: bool = True) -> None:
@@ -198,5 +211,14 @@ def _look_after_others(step: Step, itself: int = 0) -> None:
         while works_in_flight() > itself and not step.has_arrived():
             if time.monotonic() > patience:
                 step.stop_guessing()
-            time.sleep(LOOK_EVERY_SECONDS)
+            time.sleep(LOOK_EVERY_SECONDS if network.current is None else pretending.LOOK_EVERY_SECONDS)
             poll()
+
+
+def _look_after_all() -> bool:
+    """What a device's network does while the device is busy; whether there was anything to do."""
+    poll()
+    return works_in_flight() > 0
+
+
+pretending.beside.append(_look_after_all)

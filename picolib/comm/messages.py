@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from picolib.comm import engine
 from picolib.comm.groups import FIRST_RESERVED_TAG, Group, is_member, peer_rank, resolve, warn_not_member
-from picolib.comm.p2p import Handle, Link
+from picolib.comm.p2p import Handle
+from picolib.comm.slow import link_kind
 
 
 class Request:
@@ -159,7 +160,7 @@ def _start_send(tensor: torch.Tensor, dst: Any, group: Any, tag: int, group_dst:
         return ToMyself(members, tag)
     payload = tensor.detach().contiguous()
     payload = payload if members.carries(process_group, payload.device) else payload.cpu()
-    return Request(Link(process_group, members, tag, payload.device).post_send(payload, to))
+    return Request(link_kind()(process_group, members, tag, payload.device).post_send(payload, to))
 
 
 def _start_recv(tensor: torch.Tensor, src: Any, group: Any, tag: int, group_src: Any) -> Request | ToMyself:
@@ -171,14 +172,14 @@ def _start_recv(tensor: torch.Tensor, src: Any, group: Any, tag: int, group_src:
         return ToMyself(members, tag, target)
     buffer = target if target.is_contiguous() else torch.empty_like(target, memory_format=torch.contiguous_format)
     buffer = buffer if members.carries(process_group, buffer.device) else torch.empty_like(buffer, device="cpu")
-    handle = Link(process_group, members, tag, buffer.device, polled=True).post_recv(buffer, source)
+    handle = link_kind()(process_group, members, tag, buffer.device, polled=True).post_recv(buffer, source)
     return Request(handle, None if buffer is target else lambda: target.copy_(buffer))
 
 
 def _recv_from_anyone(tensor: torch.Tensor, process_group: Any, members: Group, tag: int) -> int:
     _check(tensor, tag)
     buffer = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format)
-    sender = Link(process_group, members, tag, buffer.device).recv_from_anyone(buffer)
+    sender = link_kind()(process_group, members, tag, buffer.device).recv_from_anyone(buffer)
     tensor.detach().copy_(buffer)
     return members.ranks[sender]
 

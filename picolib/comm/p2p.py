@@ -26,6 +26,7 @@ class Handle:
     """A message under way. `wait()` returns when its tensor may be used again."""
 
     __slots__ = ("work", "message", "receives", "peer", "_window", "_mark", "__weakref__")
+    delayed = False  # whether the end of a send, too, can be seen (in slow motion: slow.py)
 
     def __init__(self, work: Any, message: Any, receives: bool, peer: int = -1) -> None:
         self.work, self.message, self.receives, self.peer = work, message, receives, peer
@@ -85,6 +86,7 @@ class Link:
 
     __slots__ = ("rank", "size", "_members", "_process_group", "_group", "_backend", "_tag", "_call", "_polled",
                  "_observed")  # fmt: skip
+    _fields = __slots__
 
     def __init__(
         self,
@@ -103,8 +105,8 @@ class Link:
 
     def among(self, members: Sequence[int]) -> Link:
         """The same for some of the ranks, which this one is among: `members[i]` becomes rank i."""
-        part = Link.__new__(Link)
-        for name in self.__slots__:
+        part = object.__new__(type(self))
+        for name in self._fields:
             setattr(part, name, getattr(self, name))
         part._members = [self._members[m] for m in members]
         part.rank, part.size = list(members).index(self.rank), len(members)

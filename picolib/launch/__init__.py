@@ -11,6 +11,8 @@ from picolib.launch.errors import (
 
 __all__ = [
     "DeadlockError",
+    "Link",
+    "Links",
     "MismatchError",
     "RankError",
     "RankTimeout",
@@ -19,6 +21,7 @@ __all__ = [
     "RunInterrupted",
     "init",
     "mark",
+    "pretend",
     "run",
 ]
 
@@ -37,6 +40,14 @@ def __getattr__(name: str):
         from picolib.launch import marks
 
         globals()["mark"] = marks.mark
+    elif name in ("Link", "Links"):
+        from picolib.launch import links
+
+        globals().update(Link=links.Link, Links=links.Links)
+    elif name == "pretend":
+        from picolib.launch import pretending
+
+        globals()["pretend"] = pretending.pretend
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals()[name]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from picolib.launch.trace import Recorder
 from picolib.launch.waiting import Threads
 
@@ -41,7 +39,7 @@ class Timed:
         self.recorder, self.label, self.inner = recorder, label, inner
 
     def __enter__(self) -> None:
-        self.start = time.monotonic()
+        self.start = self.recorder.now()
         self.inner.__enter__()
 
     def __exit__(self, *exc: object) -> None:

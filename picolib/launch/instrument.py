@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from picolib.launch import monitor
+from picolib.launch import monitor, network, pretending
 from picolib.launch.board import RECV, SEND
 from picolib.launch.memory import is_dense, sharing
 from picolib.launch.observed import Call, Message, Observer, op_name
@@ -126,6 +126,8 @@ def _collective(original: Callable, read: Callable[..., Told]) -> Callable:
         observer = _active()
         if observer is None:
             return original(group, *args, **kwargs)
+        if network.current is not None:
+            network.refuse(read(*args, **{key: value for key, value in kwargs.items() if key != "opts"}).name)
         call = _announce(observer, group, read, args, kwargs)
         work = original(group, *args, **kwargs)
         if work is not None:
@@ -195,6 +197,7 @@ def _message(original: Callable, kind: int) -> Callable:
         peer = ANY_RANK if anyone else dist.get_process_group_ranks(group)[args[0]]
         place = find_place()
         message = observer.message(kind, tensors[0], group, peer, tag, place=place)
+        message.delay = network.of_learner(kind, tensors[0], group, peer, tag)
         work = original(group, tensors, *args)
         if place.public not in ("send", "recv") and place.direct:
             message.handle_created(work)
@@ -221,13 +224,26 @@ def _wait(original: Callable) -> Callable:
         try:
             with record.waiting(on_board=not ends_by_itself):
                 result = original(self, *args, **kwargs)
+                if record.delay is not None:
+                    _wait_until_due(self, record)
         except BaseException:
             record.abandon()
             raise
-        record.done()
+        if record.delay is None:
+            record.done()
+        else:
+            record.done_at(record.delay.arrival())
         return result
 
     return wait
+
+
+def _wait_until_due(work: Any, message: Message) -> None:
+    """The backend has carried the message; in slow motion it may still be on its way."""
+    if message.peer == ANY_RANK and message.kind == RECV:
+        network.came_from(message.delay, work._source_rank())
+    pretending.look_after_others_until(message.delay.arrival())
+    message.delay.wait()
 
 
 def _new_group(original: Callable) -> Callable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,7 +23,7 @@ def mark(label: str) -> Iterator[None]:
     """
     if not isinstance(label, str):
         raise TypeError(f'label must be a text such as "backward", got {label!r}')
-    start = time.monotonic()
+    start = monitor.now()
     try:
         yield
     finally:

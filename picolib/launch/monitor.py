@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from picolib.launch import network
 from picolib.launch.board import RECV, SEND
 from picolib.launch.observed import Call, Message, Observer
 
@@ -41,6 +43,9 @@ class _Nothing:
     """The answer where nothing is observed: as a call, as a message, and as what surrounds a wait."""
 
     def done(self) -> None:
+        """Nothing to do."""
+
+    def done_at(self, moment: float) -> None:
         """Nothing to do."""
 
     def abandon(self) -> None:
@@ -116,9 +121,27 @@ def native(name: str, group: Any, payload_bytes: int, **details: Any) -> None:
 
 
 def mark(label: str, start: float) -> None:
-    """Record something of the learner's own from `start` (time.monotonic()) until now, for the timeline."""
+    """Record something of the learner's own from `start` (`now()` of then) until now, for the timeline."""
     if _observer is not None:
         _observer.recorder.event("mark", start, label=label)
+
+
+def compute(label: str, start: float, end: float) -> None:
+    """Record pretended compute, for the timeline."""
+    if _observer is not None:
+        _observer.recorder.event("compute", start, label=label, end=end)
+
+
+def now() -> float:
+    """Seconds of time.monotonic(); with slow-motion links, what this rank's clock says."""
+    return time.monotonic() if _observer is None else _observer.recorder.now()
+
+
+def goes_on() -> None:
+    """A rank that sleeps on purpose is making progress, however long it takes."""
+    if _observer is not None and _observer.announcer is not None:
+        with _observer.announcer.threads.lock:
+            _observer.announcer.writer.step()
 
 
 class suspended:
@@ -160,6 +183,8 @@ def start(board: Any, rank: int, world_size: int, checked: bool = True, trace: b
 
     stop()
     _observer = Observer(board if checked else None, rank, world_size, trace)
+    if network.current is not None:
+        _observer.recorder.now = network.current.clock.now
     if instrument.install() and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forget)
 

@@ -22,7 +22,12 @@ def agree(ranks_per_node: int, local_rank: int) -> None:
     dist.all_reduce(seen, dist.ReduceOp.MAX)
     largest, smallest, anybody = seen.tolist()
     if largest == -smallest and not anybody and dist.get_world_size() % ranks_per_node == 0:
-        _of_world[dist.group.WORLD] = ranks_per_node
+        tell(ranks_per_node)
+
+
+def tell(ranks_per_node: int) -> None:
+    """Remember what is known to describe all nodes."""
+    _of_world[dist.group.WORLD] = ranks_per_node
 
 
 def ranks_per_node(members: Sequence[int]) -> int | None:

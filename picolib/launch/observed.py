@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from picolib.launch.blocking import NOT_BLOCKED, Timed, Waiting
 from picolib.launch.board import COLLECTIVE, RECV, RETURNED, SEND, Board
 from picolib.launch.memory import Range, fingerprint, range_of
 from picolib.launch.misuse import NAMES
+from picolib.launch.network import Delay
 from picolib.launch.parts import Part
 from picolib.launch.places import Place, find_place
 from picolib.launch.trace import Recorder
@@ -31,7 +31,9 @@ _MANY_PENDING = 256  # more handles in flight are not searched for overlapping m
 class Call:
     """One collective of one group, from its start to `done()`."""
 
-    __slots__ = ("observer", "name", "post", "place", "tallied", "async_op", "in_world", "threads", "start")
+    __slots__ = ("observer", "name", "post", "place", "tallied", "async_op", "in_world", "threads", "start",
+                 "now")  # fmt: skip
+    delay = None  # torch's own collectives do not go through slow-motion links
 
     def __init__(
         self, observer: Observer, name: tuple[str, str | None, str | None], post: Post | None, place: Place,
@@ -40,7 +42,8 @@ class Call:
         self.observer, self.name, self.post, self.place = observer, name, post, place
         self.tallied, self.async_op, self.in_world = tallied, async_op, in_world
         self.threads = observer.announcer.threads if post is not None and tallied else None
-        self.start = time.monotonic()
+        self.now = observer.recorder.now
+        self.start = self.now()
 
     @property
     def label(self) -> str:
@@ -71,16 +74,16 @@ class Call:
             with self.threads.lock:
                 part.index = observer.announcer.writer.tally(self.post.tally, kind == RECV, peer)
         if recorder.events is not None:
-            part.start, part.note = time.monotonic(), {"chunk": chunk, "step": step}
+            part.start, part.note = self.now(), {"chunk": chunk, "step": step}
         return part
 
     def done(self) -> None:
         """The collective has finished on this rank."""
-        self._record("collective")
+        self._record("collective", self.now)
 
-    def _record(self, kind: str) -> None:
+    def _record(self, kind: str, now: Callable[[], float]) -> None:
         if self.observer.recorder.events is not None:
-            self.observer.recorder.event(kind, self.start, label=self.label, call=self.label)
+            self.observer.recorder.event(kind, self.start, label=self.label, call=self.label, end=now())
 
     def abandon(self) -> None:
         """The collective has failed on this rank."""
@@ -94,14 +97,15 @@ class Call:
 
     def __exit__(self, kind: Any, *exc: object) -> None:
         if kind is None:
-            self._record("wait")
+            self._record("wait", self.observer.recorder.now)
             self.done()
 
 
 class Message:
     """One point-to-point message of the learner's, as its sender or its receiver sees it."""
 
-    __slots__ = ("observer", "kind", "peer", "nbytes", "post", "place", "start", "memory", "sample", "pending")
+    __slots__ = ("observer", "kind", "peer", "nbytes", "post", "place", "start", "memory", "sample", "pending", "end",
+                 "delay")  # fmt: skip
 
     def __init__(self, observer: Observer, kind: int, peer: int, nbytes: int) -> None:
         self.observer, self.kind, self.peer, self.nbytes = observer, kind, peer, nbytes
@@ -110,7 +114,9 @@ class Message:
         self.pending = False
         self.memory: Range | None = None
         self.sample: bytes | None = None
-        self.start = time.monotonic()
+        self.start = observer.recorder.now()
+        self.end: float | None = None
+        self.delay: Delay | None = None  # of plain torch messages, with slow-motion links
 
     def waiting(self, on_board: bool = True) -> Waiting | Timed:
         """This rank is blocked until the message has gone through (see `Call.waiting`)."""
@@ -143,9 +149,14 @@ class Message:
             if self.sample is not None and fingerprint(self.memory) != self.sample:
                 self.observer.announcer.fail(misuse.changed(self))
 
+    def done_at(self, moment: float) -> None:
+        """The same at a time that was planned (slow-motion links)."""
+        self.end = max(self.start, moment)
+        self.done()
+
     def _record(self) -> None:
         name, peer = NAMES[self.kind], self.peer if self.peer >= 0 else None
-        self.observer.recorder.event(name, self.start, peer=peer, nbytes=self.nbytes, label=name)
+        self.observer.recorder.event(name, self.start, peer=peer, nbytes=self.nbytes, label=name, end=self.end)
 
 
 class Observer:

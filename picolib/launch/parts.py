@@ -19,11 +19,11 @@ class Part:
     `note` are for the trace.
     """
 
-    __slots__ = ("call", "kind", "peer", "nbytes", "index", "start", "note", "before")
+    __slots__ = ("call", "kind", "peer", "nbytes", "index", "start", "end", "note", "before")
 
     def __init__(self, call: Any, kind: int, peer: int, nbytes: int) -> None:
         self.call, self.kind, self.peer, self.nbytes = call, kind, peer, nbytes
-        self.index, self.start, self.note = 0, 0.0, None
+        self.index, self.start, self.end, self.note = 0, 0.0, None, None
 
     def waiting(self) -> Part:
         """What surrounds the wait: itself, since every object more would be felt in short messages."""
@@ -48,4 +48,10 @@ class Part:
         if self.start:
             name, label = NAMES[self.kind], self.call.label
             record = self.call.observer.recorder.event
-            record(name, self.start, peer=self.peer, nbytes=self.nbytes, label=name, call=label, note=self.note)
+            note, nbytes = self.note, self.nbytes
+            record(name, self.start, peer=self.peer, nbytes=nbytes, label=name, call=label, note=note, end=self.end)
+
+    def done_at(self, moment: float) -> None:
+        """The same at a time that was planned (slow-motion links)."""
+        self.end = max(self.start, moment)
+        self.done()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from picolib.launch import environment, monitor, pickling, staging, uses, wire
+from picolib.launch import environment, monitor, network, nodes, pickling, pretending, staging, uses, wire
 from picolib.launch.board import Board
 from picolib.launch.frames import describe_exception
 
@@ -88,6 +88,7 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
             staging.install()
     start["resident"] = resident_bytes("VmRSS")
     join(request["store"], rank, world_size, request["backend"])
+    slow_motion(options, os.path.dirname(request["store"]), rank)
     shared = None if board is None else Board.attach(board, world_size)
     monitor.start(shared, rank, world_size, options.get("checked", True), options.get("trace", False))
     say_what_was_used = uses.install(request.get("use"))  # before the function arrives: it may bring names along
@@ -108,6 +109,14 @@ def join(path: str, rank: int, world_size: int, backend: str) -> None:
     environment.use_loopback()
     store = dist.FileStore(path, world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=GIVE_UP)
+
+
+def slow_motion(options: Mapping[str, Any], folder: str, rank: int) -> None:
+    """Links and factors of this run, if it has any."""
+    network.start(options.get("links"), os.path.join(folder, "links"), rank)
+    pretending.start(options.get("slow"), rank)
+    if network.current is not None:
+        nodes.tell(network.current.links.per_node)
 
 
 def _result(value: Any, options: Mapping[str, Any]) -> list[Any]:

@@ -15,8 +15,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from picolib.launch import backends, environment, interrupts, monitor, pickling, starting, threads, uses
+from picolib.launch import links as slow_motion
 from picolib.launch.errors import RunInterrupted
 from picolib.launch.follow import Following
+from picolib.launch.links import Links
 from picolib.launch.results import Run
 from picolib.launch.watch import Watcher
 
@@ -36,6 +38,8 @@ def run(
     trace: bool = False,
     checked: bool = True,
     use: str | None = None,
+    links: Links | None = None,
+    slow: Mapping[int, float] | None = None,
     **options: Any,
 ) -> Run:
     """Call `fn(*args)` on `world_size` fresh ranks that share a process group, and return what each returned.
@@ -53,6 +57,11 @@ def run(
         trace: also record when each message was sent and received.
         checked: watch the ranks' calls, and explain deadlocks and mismatches.
         use: "mine" puts what you have built in the course's exercises in the library's place.
+        links: let messages take as long as on these `picolib.Links`: picolib's own and torch's send, recv, isend,
+            irecv and batch_isend_irecv. torch's own collectives are refused, but for those that DDP's C++ code starts,
+            which take no time. Times in the trace are then planned ones: a rank's clock stands still between two
+            waits or pretends, except for processor time beyond 5 ms, or when it lags 50 ms behind the real time.
+        slow: factors for what some ranks pretend to compute (`picolib.pretend`), such as {3: 1.5}.
 
     Raises:
         RankError: a rank raised, crashed or was killed.
@@ -63,6 +72,7 @@ def run(
     """
     world_size = check_arguments(fn, world_size, timeout, max_seconds)
     check_options(fn, options)
+    in_slow_motion = slow_motion.options(links, slow, world_size, device)
     choice = backends.choose(backend, device, world_size)
     payload = pickling.call_of(fn, args)
     threads.refuse_too_many(world_size)
@@ -75,7 +85,7 @@ def run(
         "threads": threads.threads_per_rank(world_size),
         "surroundings": environment.of_kernel(),
         "use": uses.gather(use),
-        "options": {**options, "trace": trace, "checked": checked},
+        "options": {**options, **in_slow_motion, "trace": trace, "checked": checked},
     }
     with _one_run_at_a_time, interrupts.held():
         outcome = _attempt(request, payload, (timeout, max_seconds))

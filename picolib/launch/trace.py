@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ class Event(NamedTuple):
     """One thing that a rank did. Times are seconds since the run's common start.
 
     kind: "send", "recv" or "collective", from its announcement until it is through; "wait", while the rank was
-        blocked in one of them or in its handle's `wait()`; "mark", a span of the learner's own (`picolib.mark`).
+        blocked in one of them or in its handle's `wait()`; "mark", a span of the learner's own (`picolib.mark`);
+        "compute", a call of `picolib.pretend`. In a run with slow-motion links all times are the planned ones.
     peer: the other rank of a message, else None.
     bytes: bytes of a message; None for a collective, whose messages are events of their own
         (picolib's) or unknown (torch's own).
@@ -47,6 +49,7 @@ class Recorder:
         self.calls: Counter[str] = Counter()
         self.native: dict[str, list[int]] = {}
         self.events: list[tuple] | None = [] if events else None
+        self.now: Callable[[], float] = time.monotonic  # with slow-motion links: the rank's clock
 
     def sent(self, peer: int, nbytes: int) -> None:
         """A message to `peer` was handed over."""
@@ -69,10 +72,12 @@ class Recorder:
         label: str = "",
         call: str | None = None,
         note: dict | None = None,
+        end: float | None = None,
     ) -> None:
-        """Something that began at `start` (time.monotonic()) and ends now."""
+        """Something that began at `start` (`now()` of then) and ends now, or at `end`."""
         if self.events is not None:
-            self.events.append((self.rank, kind, peer, nbytes, label, start, time.monotonic(), call, note))
+            end = self.now() if end is None else end
+            self.events.append((self.rank, kind, peer, nbytes, label, start, end, call, note))
 
     def report(self) -> dict[str, Any]:
         """Everything, as plain lists, dicts and numbers."""
@@ -145,7 +150,7 @@ def _common_start(events: list[Event]) -> list[Event]:
     return sorted((e._replace(start=e.start - zero, end=e.end - zero) for e in events), key=lambda e: (e.start, e.rank))
 
 
-_LANES = {"collective": 0, "send": 1, "recv": 2, "mark": 3, "wait": 4}
+_LANES = {"collective": 0, "send": 1, "recv": 2, "mark": 3, "wait": 4, "compute": 5}
 
 
 def _slice(event: Event) -> dict[str, Any]:
