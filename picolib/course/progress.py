@@ -1,4 +1,4 @@
-"""What is done and what is next: `progress()`."""
+"""What is done, what is next, and the stack of what you have built: `progress()`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from picolib.course import state
 from picolib.course.catalogue import exercises
 from picolib.course.exercise import Exercise
+from picolib.course.figures.canvas import Figure
+from picolib.course.figures.stack import stack
 
 
 def is_open(exercise: str) -> bool:
@@ -65,7 +67,12 @@ class Progress:
             f'<td style="text-align:left">{self.state_of(e)}</td></tr>'
             for e in exercises().values()
         )
-        return f"<p>{escape(self._head())}</p><table>{rows}</table>"
+        return f"<p>{escape(self._head())}</p>{self.stack.svg()}<table>{rows}</table>"
+
+    @property
+    def stack(self) -> Figure:
+        """The picture of the stack, with what you have built filled in."""
+        return stack({e.id: e.function for e in exercises().values()}, {e.id for e in self.passed})
 
 
 def progress() -> Progress:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from picolib.course import check, hint, predict, progress, reveal, state
 from picolib.course.check import CheckFailed
 from picolib.course.progress import is_open
+from picolib.course.style import GOOD
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 OTHER = 1
@@ -81,6 +82,13 @@ def test_progress_counts_attempts_and_what_is_passed(workspace):
     assert "Next: 0.1" in shown
     assert "&#10003;" in progress()._repr_html_()
     assert is_open("2.3") and not is_open("0.2")
+
+
+def test_the_stack_fills_with_what_has_passed(workspace):
+    check(swap)
+    filled = [shape for shape in progress().stack.shapes if getattr(shape, "fill", "") == GOOD]
+    assert len(filled) == 1 and "1 of its" in progress().stack.alt
+    assert "2.4 ring_all_reduce" in progress()._repr_html_()
 
 
 def test_outside_a_workspace_nothing_is_written(nowhere):

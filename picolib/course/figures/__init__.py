@@ -13,6 +13,7 @@ from picolib.course.figures.layouts import layouts
 from picolib.course.figures.matrix import message_matrix
 from picolib.course.figures.memory import held_curves, memory_bars
 from picolib.course.figures.scaling import scaling
+from picolib.course.figures.stack import stack
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
 from picolib.course.figures.timeline import timeline
 from picolib.course.figures.tokens import token_weights
@@ -38,6 +39,7 @@ __all__ = [
     "message_matrix",
     "overview",
     "scaling",
+    "stack",
     "timeline",
     "token_weights",
     "topology",
