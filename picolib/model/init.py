@@ -9,6 +9,8 @@ import torch
 import torch.nn as nn
 
 from picolib.model.seeds import named_generator
+from picolib.parallel.full_state import like_meta, own_part, replace_parameters
+from picolib.parallel.spec import named_specs
 
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int, std: float = 0.02) -> torch.Tensor:
@@ -27,25 +29,21 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int, std: float = 0.0
 def init_weights(module: nn.Module, seed: int, *, std: float = 0.02, prefix: str = "") -> nn.Module:
     """Fills every parameter of `module` in place with its `initial_value`, one full parameter at a time.
 
-    Parameters on the meta device (built under `with torch.device("meta")`) are created on the CPU and keep their ties
-    and `requires_grad`. `prefix` completes the names of a module that is part of a model: "model.layers.3.". A tied
-    parameter uses its first name. Returns `module`.
+    A parameter of which this rank holds a part (tensor parallelism, fully_shard) gets its part of the full value, so
+    the model does not depend on how many ranks there are. Parameters on the meta device (built under
+    `with torch.device("meta")`) are created on the CPU and keep their ties and `requires_grad`. `prefix` completes the
+    names of a module that is part of a model: "model.layers.3.". A tied parameter uses its first name. Returns
+    `module`.
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
-    for name, parameter in module.named_parameters(prefix=prefix.rstrip(".")):
-        value = initial_value(name, tuple(parameter.shape), seed, std)
+    for name, parameter, spec in named_specs(module):
+        full_name = f"{prefix.rstrip('.')}.{name}".lstrip(".")
+        shape = parameter.shape if spec is None else spec.shape
+        value = own_part(initial_value(full_name, tuple(shape), seed, std), spec)
         if parameter.is_meta:
-            made[parameter] = nn.Parameter(value.to(parameter.dtype), requires_grad=parameter.requires_grad)
+            made[parameter] = like_meta(parameter, value)
         else:
             with torch.no_grad():
                 parameter.copy_(value)
     replace_parameters(module, made)
     return module
-
-
-def replace_parameters(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> None:
-    """Puts each new parameter wherever the old one stood; the same old one in two places stays one (a tie)."""
-    for part in module.modules():
-        for name, old in list(part._parameters.items()):
-            if old in made:
-                part._parameters[name] = made[old]

@@ -31,6 +31,9 @@ def full_state_dict(module: nn.Module) -> dict[str, torch.Tensor]:
 def load_full_state_dict(module: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Every rank takes its part of a full state; nothing is sent.
 
+    Parameters on the meta device are created on the CPU. One full tensor is looked at after the other, so a state that
+    reads each from a file when asked for it never stands in memory as a whole.
+
     Raises:
         ValueError: a name is missing or too many, or a shape differs. Nothing has been changed then.
     """
@@ -47,8 +50,13 @@ def load_full_state_dict(module: nn.Module, state: Mapping[str, torch.Tensor]) -
     for name, shape in shapes.items():
         if state[name].shape != shape:
             raise ValueError(f"state[{name!r}] must have shape {list(shape)}, got {list(state[name].shape)}.")
+    made: dict[nn.Parameter, nn.Parameter] = {}
     for name, (parameter, spec) in targets.items():
-        parameter.copy_(state[name] if spec is None else own_part(state[name], spec))
+        if parameter.is_meta:
+            made[parameter] = like_meta(parameter, own_part(state[name], spec))
+        else:
+            parameter.copy_(own_part(state[name], spec))
+    replace_parameters(module, made)
     for name, buffer in buffers.items():
         if name in state:
             buffer.copy_(state[name])
@@ -62,14 +70,28 @@ def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
-def own_part(whole: torch.Tensor, spec: ShardSpec) -> torch.Tensor:
-    """This rank's part of a full tensor."""
-    for group, placement in spec.placements:
+def own_part(whole: torch.Tensor, spec: ShardSpec | None) -> torch.Tensor:
+    """This rank's part of a full tensor, as a view; all of it where there is no record."""
+    for group, placement in spec.placements if spec is not None else ():
         if isinstance(placement, Shard):
             whole = whole if whole.dim() else whole.view(1)
             first, last = rows_of(whole.shape[placement.dim], dist.get_world_size(group), dist.get_rank(group))
             whole = whole.narrow(placement.dim, first, last - first)
     return whole
+
+
+def like_meta(parameter: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
+    """A parameter with these numbers in memory of its own, in place of one on the meta device."""
+    numbers = value.detach().to(parameter.dtype).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(numbers, requires_grad=parameter.requires_grad)
+
+
+def replace_parameters(module: nn.Module, made: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Puts each new parameter wherever the old one stood; the same old one in two places stays one (a tie)."""
+    for part in module.modules():
+        for name, old in list(part._parameters.items()):
+            if old in made:
+                part._parameters[name] = made[old]
 
 
 def _gathered(part: torch.Tensor, spec: ShardSpec | None) -> torch.Tensor:

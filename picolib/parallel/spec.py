@@ -34,7 +34,11 @@ class Replicate:
 
 @dataclass(frozen=True)
 class Partial:
-    """A summand: the value is the sum over the group."""
+    """The same on every rank of the group, but each rank's gradient is a summand: DTensor's Partial, of the gradient.
+
+    Whoever declares it sums the gradient over the group, once, in backward (`tensor/replicated.py`); afterwards it is
+    as with Replicate.
+    """
 
 
 @dataclass(frozen=True)

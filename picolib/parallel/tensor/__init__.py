@@ -1,19 +1,24 @@
 """Tensor parallelism: every matrix is cut over a group of ranks, and each token passes through all of them.
 
-`linear` cuts by columns and by rows, `embedding` and `loss` cut the vocabulary, `llama` puts them into the model.
-Megatron's letters: f is `copy_to_group` (identity, then sum), g is `reduce_from_group` (sum, then identity).
+`linear` cuts by columns and by rows, `embedding` and `loss` cut the vocabulary, `llama` puts them into the model,
+`overlap` communicates beside the products, `replicated` adds up what each rank knows of a whole parameter's gradient,
+`random` draws masks. Megatron's letters: f is `copy_to_group` (identity, then sum), g `reduce_from_group` (sum, then
+identity).
 """
 
 from picolib.parallel.tensor.embedding import VocabParallelEmbedding, VocabParallelLinear
 from picolib.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
 from picolib.parallel.tensor.llama import parallelize
 from picolib.parallel.tensor.loss import vocab_parallel_cross_entropy
+from picolib.parallel.tensor.random import ShardedDropout, sharded_region
 
 __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
+    "ShardedDropout",
     "VocabParallelEmbedding",
     "VocabParallelLinear",
     "parallelize",
+    "sharded_region",
     "vocab_parallel_cross_entropy",
 ]

@@ -11,8 +11,9 @@ from torch import nn
 
 from picolib.comm import functional
 from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec
-from picolib.parallel.tensor.linear import SEQUENCE, ColumnParallelLinear
+from picolib.parallel.tensor.linear import ColumnParallelLinear
 from picolib.parallel.tensor.loss import refuse_outside
+from picolib.parallel.tensor.overlap import SEQUENCE
 
 
 class VocabParallelEmbedding(HasGroup, nn.Embedding):
@@ -20,6 +21,7 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
 
     The sum over the group (one all-reduce) is then the vector, since every token has one owner. With
     `sequence_parallel` each rank keeps its tokens only (a reduce-scatter). The row `padding_idx` gets no gradient.
+    `algorithm` is that of the collective, one of `picolib.comm.algorithms`.
 
     Raises:
         IndexError: from forward, a token that is not in the vocabulary (told on CPU, as torch does).
@@ -33,11 +35,12 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
         group: Any = None,
         sequence_parallel: bool = False,
         padding_idx: int | None = None,
+        algorithm: str = "auto",
     ) -> None:
         first, last = rows_of(num_embeddings, dist.get_world_size(group), dist.get_rank(group))
         super().__init__(max(last - first, 1), embedding_dim)  # nn.Embedding has no table without rows
         self.group, self.first, self.last, self.sequence_parallel = group, first, last, sequence_parallel
-        self.whole_embeddings = num_embeddings
+        self.whole_embeddings, self.algorithm = num_embeddings, algorithm
         self.weight = nn.Parameter(self.weight.detach()[: last - first].clone())
         if padding_idx is not None and first <= padding_idx < last:
             self.padding_idx = padding_idx - first  # among this rank's rows
@@ -56,7 +59,9 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
             if getattr(embedding, option):
                 raise ValueError(f"embedding must not have {option}={getattr(embedding, option)!r} to be cut by rows.")
         options.setdefault("padding_idx", embedding.padding_idx)
-        part = cls(embedding.num_embeddings, embedding.embedding_dim, group=group, **options).to(embedding.weight)
+        with torch.device(embedding.weight.device):
+            part = cls(embedding.num_embeddings, embedding.embedding_dim, group=group, **options)
+        part = part.to(embedding.weight)
         with torch.no_grad():
             part.weight.copy_(embedding.weight[part.first : part.last])
         part.weight.requires_grad_(embedding.weight.requires_grad)
@@ -78,8 +83,8 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
         else:
             found = self.weight.sum() * self.weight.new_zeros(*tokens.shape, self.weight.shape[1])
         if self.sequence_parallel:
-            return functional.reduce_scatter(found, SEQUENCE, group=self.group)
-        return functional.reduce_from_group(found, group=self.group)
+            return functional.reduce_scatter(found, SEQUENCE, group=self.group, algorithm=self.algorithm)
+        return functional.reduce_from_group(found, group=self.group, algorithm=self.algorithm)
 
 
 class VocabParallelLinear(ColumnParallelLinear):

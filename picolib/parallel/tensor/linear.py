@@ -16,11 +16,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from picolib import comm
 from picolib.comm import functional
 from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec, spec_of
-
-SEQUENCE = -2  # the dimension of tokens in [..., sequence, features]
+from picolib.parallel.tensor import overlap as overlapped
+from picolib.parallel.tensor.overlap import SEQUENCE
+from picolib.parallel.tensor.replicated import sum_gradient_over
 
 
 class _Cut(HasGroup, nn.Linear):
@@ -47,9 +47,9 @@ class _Cut(HasGroup, nn.Linear):
         """
         if isinstance(linear, _Cut):
             raise ValueError(f"linear must be whole, but this {type(linear).__name__} has been cut already.")
-        part = cls(
-            linear.in_features, linear.out_features, linear.bias is not None, group=group, **options
-        ).to(linear.weight)  # fmt: skip
+        with torch.device(linear.weight.device):  # a layer without numbers ("meta") becomes a part without numbers
+            part = cls(linear.in_features, linear.out_features, linear.bias is not None, group=group, **options)
+        part = part.to(linear.weight)
         with torch.no_grad():
             part.weight.copy_(linear.weight.narrow(cls.cut, part.first, part.last - part.first))
             if linear.bias is not None:
@@ -70,6 +70,8 @@ class ColumnParallelLinear(_Cut):
         copy_input: the input is the same on all ranks, and its gradient must be summed over them (f). False where
             several layers share an input and f has been applied to it once.
         sequence_parallel: the input holds this rank's tokens only: gather them first, and reduce-scatter its gradient.
+        overlap: communicate beside the matrix products, with the same values: see `overlap.py`.
+        algorithm: of the collectives, one of `picolib.comm.algorithms`. Where overlapping cuts them into steps: a ring.
     """
 
     cut = 0
@@ -84,23 +86,30 @@ class ColumnParallelLinear(_Cut):
         gather_output: bool = False,
         copy_input: bool = True,
         sequence_parallel: bool = False,
+        overlap: bool = False,
+        algorithm: str = "auto",
     ) -> None:
         super().__init__(in_features, out_features, bias, group)
-        self.whole_features = out_features
+        self.whole_features, self.overlap, self.algorithm = out_features, overlap, algorithm
+        self.computed: torch.Tensor | None = None  # the output, where the block has computed it with its neighbours'
         self.gather_output, self.copy_input, self.sequence_parallel = gather_output, copy_input, sequence_parallel
         if bias:
             set_spec(self, "bias", ShardSpec("bias", torch.Size([out_features]), ((group, Shard(0)),)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the output."""
-        if self.sequence_parallel:
-            x = functional.all_gather(x, SEQUENCE, group=self.group)
-        elif self.copy_input:
-            x = functional.copy_to_group(x, group=self.group)
-        y = F.linear(x, self.weight, self.bias)
-        if self.gather_output:
-            y = functional.gather_from_group(y, -1, full_size=self.whole_features, group=self.group)
-        return y
+        how = {"group": self.group, "algorithm": self.algorithm}
+        if self.computed is not None:
+            y, self.computed = self.computed, None
+        elif self.overlap and (self.sequence_parallel or self.copy_input):
+            (y,) = overlapped.columns(x, [self], sequence_parallel=self.sequence_parallel, **how)
+        else:
+            if self.sequence_parallel:
+                x = functional.all_gather(x, SEQUENCE, **how)
+            elif self.copy_input:
+                x = functional.copy_to_group(x, **how)
+            y = F.linear(x, self.weight, self.bias)
+        return functional.gather_from_group(y, -1, full_size=self.whole_features, **how) if self.gather_output else y
 
 
 class RowParallelLinear(_Cut):
@@ -113,6 +122,8 @@ class RowParallelLinear(_Cut):
         group: None means all ranks.
         input_is_parallel: the input has this rank's features only. False: it is whole, and cut here.
         sequence_parallel: return this rank's tokens only (a reduce-scatter in place of the all-reduce).
+        overlap: with `sequence_parallel`, multiply one block of tokens while the sum of another travels.
+        algorithm: of the collectives, as in ColumnParallelLinear.
     """
 
     cut = 1
@@ -126,9 +137,12 @@ class RowParallelLinear(_Cut):
         group: Any = None,
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
+        overlap: bool = False,
+        algorithm: str = "auto",
     ) -> None:
         super().__init__(in_features, out_features, bias, group)
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        self.overlap, self.algorithm = overlap, algorithm
         if bias and sequence_parallel:
             sum_gradient_over(self, "bias", group)
 
@@ -140,31 +154,13 @@ class RowParallelLinear(_Cut):
                 f"The input must have {expected} features where input_is_parallel={self.input_is_parallel}, "
                 f"got {x.shape[-1]}."
             )
+        how = {"group": self.group, "algorithm": self.algorithm}
         if not self.input_is_parallel:
-            x = functional.scatter_to_group(x, -1, group=self.group)
-        y = F.linear(x, self.weight)
-        if self.sequence_parallel:
-            y = functional.reduce_scatter(y, SEQUENCE, group=self.group)
+            x = functional.scatter_to_group(x, -1, **how)
+        if self.sequence_parallel and self.overlap:
+            y = overlapped.rows(x, self.weight, group=self.group)
+        elif self.sequence_parallel:
+            y = functional.reduce_scatter(F.linear(x, self.weight), SEQUENCE, **how)
         else:
-            y = functional.reduce_from_group(y, group=self.group)
+            y = functional.reduce_from_group(F.linear(x, self.weight), **how)
         return y if self.bias is None else y + self.bias
-
-
-def sum_gradient_over(module: nn.Module, attribute: str, group: Any) -> None:
-    """For a replicated parameter that sees a part of the tokens on each rank: its gradient is the sum of the ranks'.
-
-    The module says so, at each forward pass: a hook on the parameter alone would stay behind where the module gets
-    another one, as by deepcopy or fully_shard.
-    """
-
-    def summed(gradient: torch.Tensor) -> torch.Tensor:
-        total = gradient.clone()
-        comm.all_reduce(total, group=group, label="gradient of a replicated parameter")
-        return total
-
-    def watch(module: nn.Module, args: tuple) -> None:
-        parameter = getattr(module, attribute)
-        if parameter.requires_grad and summed not in (parameter._backward_hooks or {}).values():
-            parameter.register_hook(summed)
-
-    module.register_forward_pre_hook(watch)

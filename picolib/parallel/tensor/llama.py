@@ -18,57 +18,94 @@ from torch import nn
 
 from picolib.comm import functional
 from picolib.parallel.tensor.embedding import VocabParallelEmbedding, VocabParallelLinear
-from picolib.parallel.tensor.linear import SEQUENCE, ColumnParallelLinear, RowParallelLinear, sum_gradient_over
+from picolib.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
+from picolib.parallel.tensor.overlap import SEQUENCE, columns
+from picolib.parallel.tensor.replicated import groups_of_heads, sum_gradient_over
 
 
-def parallelize(model: nn.Module, group: Any = None, *, sequence_parallel: bool = False) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    group: Any = None,
+    *,
+    sequence_parallel: bool = False,
+    overlap: bool = False,
+    algorithm: str = "auto",
+) -> nn.Module:
     """Keep this rank's part of every matrix of a `LlamaForCausalLM`, in place; return the model.
 
     Afterwards the model gives this rank's part of the logits, for `vocab_parallel_cross_entropy`, and every rank of the
-    group must be given the same tokens. With `sequence_parallel` their number must divide by the group's size.
+    group must be given the same tokens. `picolib.full_state_dict(model)` is the plain model's state again.
+
+    A model on the meta device stays there, cut; `init_weights` or `load_full_state_dict` then give each rank its part,
+    one full parameter at a time, so that no rank ever holds the whole model.
+
+    Args:
+        model: a plain Llama.
+        group: None means all ranks. Where it has more ranks than the model has key-value heads, ranks share a head,
+            whose gradient they add up.
+        sequence_parallel: between the matrices each rank keeps its tokens only. Their number must divide by the
+            group's size.
+        overlap: communicate beside the matrix products ("async tensor parallelism"), with the same values.
+        algorithm: of the collectives, one of `picolib.comm.algorithms` that both the collective and its backward have.
 
     Raises:
         ValueError: the model is no plain Llama, or the heads do not divide. Nothing has been changed then.
     """
-    lacks = next((part for part in ("config", "model", "lm_head") if not hasattr(model, part)), None)
-    if lacks is not None:
-        raise ValueError(f"model must be a plain LlamaForCausalLM, but {type(model).__name__} has no {lacks}.")
-    if isinstance(model.lm_head, VocabParallelLinear):
-        raise ValueError("model must be whole, but it has been cut already.")
-    size = dist.get_world_size(group)
-    config = model.config
-    for key in ("num_attention_heads", "num_key_value_heads"):
-        if getattr(config, key) % size:
-            raise ValueError(f"{key}={getattr(config, key)} must be divisible by the group's size, {size}.")
+    _check(model)
+    size, config = dist.get_world_size(group), model.config
+    if config.num_attention_heads % size:
+        raise ValueError(
+            f"num_attention_heads={config.num_attention_heads} must be divisible by the group's size, {size}."
+        )
+    cut_over, copies = groups_of_heads(config.num_key_value_heads, group)
+    options = {"sequence_parallel": sequence_parallel, "overlap": overlap, "algorithm": algorithm}
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     for layer in model.model.layers:
-        _cut_block(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "o_proj", group, sequence_parallel)
-        _cut_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj", group, sequence_parallel)
+        heads = {"q_proj": group, "k_proj": cut_over, "v_proj": cut_over}
+        _cut_block(layer.self_attn, heads, "o_proj", group, options)
+        _cut_block(layer.mlp, {"gate_proj": group, "up_proj": group}, "down_proj", group, options)
+        if copies is not None:
+            for shared in (layer.self_attn.k_proj, layer.self_attn.v_proj):
+                sum_gradient_over(shared, "weight", copies)
         if sequence_parallel:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
                 sum_gradient_over(norm, "weight", group)
     if sequence_parallel:
         sum_gradient_over(model.model.norm, "weight", group)
-    options = {"group": group, "sequence_parallel": sequence_parallel}
-    model.model.embed_tokens = VocabParallelEmbedding.from_embedding(model.model.embed_tokens, **options)
-    model.lm_head = VocabParallelLinear.from_linear(model.lm_head, **options)
+    table = {"sequence_parallel": sequence_parallel, "algorithm": algorithm}
+    model.model.embed_tokens = VocabParallelEmbedding.from_embedding(model.model.embed_tokens, group=group, **table)
+    model.lm_head = VocabParallelLinear.from_linear(model.lm_head, group=group, **options)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     return model
 
 
-def _cut_block(block: nn.Module, columns: tuple[str, ...], row: str, group: Any, sequence_parallel: bool) -> None:
+def _check(model: nn.Module) -> None:
+    lacks = next((part for part in ("config", "model", "lm_head") if not hasattr(model, part)), None)
+    if lacks is not None:
+        raise ValueError(f"model must be a plain LlamaForCausalLM, but {type(model).__name__} has no {lacks}.")
+    if isinstance(model.lm_head, VocabParallelLinear):
+        raise ValueError("model must be whole, but it has been cut already.")
+
+
+def _cut_block(block: nn.Module, cut_over: dict[str, Any], row: str, group: Any, options: dict[str, Any]) -> None:
     """f once, before the layers that share the block's input; g inside the last layer."""
-    for name in columns:
-        cut = ColumnParallelLinear.from_linear(getattr(block, name), group=group, copy_input=False)
+    sequence_parallel, how = options["sequence_parallel"], {"group": group, "algorithm": options["algorithm"]}
+    for name, own_group in cut_over.items():
+        cut = ColumnParallelLinear.from_linear(getattr(block, name), group=own_group, copy_input=False)
         setattr(block, name, cut)
-    last = RowParallelLinear.from_linear(getattr(block, row), group=group, sequence_parallel=sequence_parallel)
-    setattr(block, row, last)
+    setattr(block, row, RowParallelLinear.from_linear(getattr(block, row), group=group, **options))
 
     def enter(module: nn.Module, args: tuple) -> tuple:
         x, *rest = args
         if sequence_parallel:
-            return functional.all_gather(x, SEQUENCE, group=group), *rest
-        return functional.copy_to_group(x, group=group), *rest
+            return functional.all_gather(x, SEQUENCE, **how), *rest
+        return functional.copy_to_group(x, **how), *rest
 
-    block.register_forward_pre_hook(enter)
+    def compute_at_once(module: nn.Module, args: tuple) -> None:
+        layers = [getattr(module, name) for name in cut_over]
+        outputs = columns(args[0], layers, sequence_parallel=sequence_parallel, **how)
+        for layer, output in zip(layers, outputs, strict=True):
+            layer.computed = output
+
+    block.register_forward_pre_hook(compute_at_once if options["overlap"] else enter)
