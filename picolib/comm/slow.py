@@ -19,7 +19,7 @@ from picolib.launch import monitor, network
 from picolib.launch.board import RECV, SEND
 from picolib.launch.clock import Clock
 from picolib.launch.monitor import NOTHING
-from picolib.launch.network import Delay
+from picolib.launch.network import Delay, Received, Sent
 
 
 class SlowHandle(Handle):
@@ -41,7 +41,7 @@ class SlowHandle(Handle):
             if self.work is not None:
                 self.work.wait()
             delay.wait()
-        message.done_at(delay.arrival())
+        message.done_at(delay.end)
         self.work = self.message = self.delay = self._window = None
         return True
 
@@ -49,7 +49,7 @@ class SlowHandle(Handle):
         """`wait()` for a helper thread, which leaves clock and monitor to the thread that runs the collective."""
         super().wait_unseen()
         if self.work is None and self.delay is not None:
-            time.sleep(max(0.0, self.delay.arrival() - time.monotonic()))
+            time.sleep(max(0.0, self.delay.end - time.monotonic()))
 
     def has_arrived(self) -> bool:
         """Whether `wait()` would return at once, as far as can be seen."""
@@ -91,8 +91,7 @@ class SlowLink(Link):
         to = self._members[to]
         message = self._tell(SEND, tensor, to, chunk, step)
         peer, nbytes = self._group.ranks[to], tensor.numel() * tensor.element_size()
-        number = self._next_number(SEND, peer)
-        delay = Delay.sent(self._network, self.clock, peer, nbytes, self._channel, number)
+        delay = Sent(self._network, self.clock, peer, nbytes, self._channel, self._next_number(SEND, peer))
         return SlowHandle(self._backend.send([tensor], to, self._tag), message, False, to, delay)
 
     def recv(self, tensor: torch.Tensor, source: int, chunk: int | None = None, step: int | None = None) -> Handle:
@@ -102,7 +101,7 @@ class SlowLink(Link):
         source = self._members[source]
         message = self._tell(RECV, tensor, source, chunk, step)
         peer = self._group.ranks[source]
-        delay = Delay(self._network, self.clock, peer, self._channel, self._next_number(RECV, peer))
+        delay = Received(self._network, self.clock, peer, self._channel, self._next_number(RECV, peer))
         return self._received_late(tensor, source, message, delay)
 
     def _next_number(self, direction: int, peer: int) -> int:

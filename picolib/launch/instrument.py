@@ -232,7 +232,7 @@ def _wait(original: Callable) -> Callable:
         if record.delay is None:
             record.done()
         else:
-            record.done_at(record.delay.arrival())
+            record.done_at(record.delay.end)
         return result
 
     return wait
@@ -241,8 +241,8 @@ def _wait(original: Callable) -> Callable:
 def _wait_until_due(work: Any, message: Message) -> None:
     """The backend has carried the message; in slow motion it may still be on its way."""
     if message.peer == ANY_RANK and message.kind == RECV:
-        network.came_from(message.delay, work._source_rank())
-    pretending.look_after_others_until(message.delay.arrival())
+        message.delay.came_from(work._source_rank())
+    pretending.look_after_others_until(message.delay.end)
     message.delay.wait()
 
 
