@@ -67,7 +67,14 @@ class Progress:
             f'<td style="text-align:left">{self.state_of(e)}</td></tr>'
             for e in exercises().values()
         )
-        return f"<p>{escape(self._head())}</p>{self.stack.svg()}<table>{rows}</table>"
+        return f"<p>{escape(self._head())}{self._way()}</p>{self.stack.svg()}<table>{rows}</table>"
+
+    def _way(self) -> str:
+        """Links to the next exercise and its lesson, as they lie side by side in a workspace."""
+        if self.next is None or state.workspace() is None:
+            return ""
+        lesson = self.next.lesson
+        return f' <a href="{lesson}_exercises.ipynb">Do it</a>, or <a href="{lesson}.ipynb">read the lesson</a> first.'
 
     @property
     def stack(self) -> Figure:

@@ -80,7 +80,8 @@ def test_progress_counts_attempts_and_what_is_passed(workspace):
     assert "[x] 0.2  unblock two ranks: passed" in shown
     assert "[ ] 2.2  name it: 1 attempt" in shown
     assert "Next: 0.1" in shown
-    assert "&#10003;" in progress()._repr_html_()
+    html = progress()._repr_html_()
+    assert "&#10003;" in html and 'href="00_welcome_exercises.ipynb"' in html
     assert is_open("2.3") and not is_open("0.2")
 
 

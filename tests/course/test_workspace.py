@@ -121,3 +121,10 @@ def test_every_cell_of_the_lessons_that_shows_an_answer_is_recognised():
 
 def code_cells(path):
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def test_the_start_page_names_every_lesson_and_its_exercises():
+    text = (lessons.root() / "notebooks" / "START.ipynb").read_text(encoding="utf-8")
+    for folder in ("notebooks", "exercises"):
+        for name in set(lessons.names(folder)) - {"START"}:
+            assert f"(../{folder}/{name}.ipynb)" in text
