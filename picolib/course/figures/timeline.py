@@ -26,6 +26,7 @@ from picolib.course.style import (
 Span = tuple[float, float]
 LEFT, RIGHT, TOP = 78, 108, 92
 WORK = "#b9bec4"
+SPANS = ("mark", "compute")  # kinds of events in which a rank does something of its own
 ARROWS_UP_TO = 60  # messages; beyond that arrows hide more than they show
 
 
@@ -33,7 +34,7 @@ def timeline(trace: Any, title: str = "What each rank did") -> Figure:
     """The messages of a run made with trace=True, and each rank's exposed communication.
 
     Exposed is the time a rank spends in communication while it computes nothing: what it waits when it says so
-    (events of kind "wait"), else its messages and collectives less the events of kind "mark".
+    (events of kind "wait"), else its messages and collectives less the events of kind "mark" and "compute".
     Raises ValueError for a run without events.
     """
     if not trace.events:
@@ -46,7 +47,7 @@ def timeline(trace: Any, title: str = "What each rank did") -> Figure:
     figure = Figure(tops[-1] + 34, alt, varies=True)
     scale = Scale(0, end, LEFT, WIDTH - RIGHT)
     figure.text(20, 26, title, size=LARGE, bold=True)
-    _legend(figure, any(e.kind == "mark" for e in trace.events))
+    _legend(figure, any(e.kind in SPANS for e in trace.events))
     _axis(figure, scale, tops[-1])
     if messages <= ARROWS_UP_TO:
         _draw_arrows(figure, scale, trace.events, tops)
@@ -59,8 +60,8 @@ class _Lane:
     """One rank's events, sorted into tracks that do not overlap."""
 
     def __init__(self, events: Sequence[Any]) -> None:
-        of = {kind: [e for e in events if e.kind == kind] for kind in ("send", "recv", "collective", "mark")}
-        self.marks = of["mark"]
+        of = {kind: [e for e in events if e.kind == kind] for kind in ("send", "recv", "collective", *SPANS)}
+        self.marks = [*of["mark"], *of["compute"]]
         self.exposed = exposed(events)
         self.share = sum(b - a for a, b in self.exposed)
         self.collectives = of["collective"]
@@ -110,7 +111,7 @@ def exposed(events: Sequence[Any]) -> list[Span]:
     if waits:
         return union(waits)
     talk = [(e.start, e.end) for e in events if e.kind in ("send", "recv", "collective")]
-    return minus(union(talk), union((e.start, e.end) for e in events if e.kind == "mark"))
+    return minus(union(talk), union((e.start, e.end) for e in events if e.kind in SPANS))
 
 
 def tracks(events: Sequence[Any], most: int = 3) -> list[list[Any]]:
@@ -159,7 +160,7 @@ def _name(figure: Figure, scale: Scale, event: Any, y: float) -> None:
     x0, x1 = scale(event.start), scale(event.end)
     figure.line([(x0, y - 7), (x0, y + 7)], PAPER, 1)
     if text_width(text, 10) < x1 - x0 - 6:
-        color = INK if event.kind == "mark" else "#ffffff"
+        color = INK if event.kind in SPANS else "#ffffff"
         figure.text((x0 + x1) / 2, y, text, size=10, anchor="middle", color=color)
 
 
