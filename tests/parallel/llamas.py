@@ -17,13 +17,17 @@ STEPS = 5
 BATCH, LENGTH, VOCABULARY = 2, 12, 13
 
 
-def llama(**sizes: Any) -> LlamaForCausalLM:
-    """12 heads, so that 1, 2, 3 and 4 ranks can share them; a vocabulary and an inner width that don't divide."""
+def llama(*, meta: bool = False, **sizes: Any) -> LlamaForCausalLM:
+    """12 heads, so that 1, 2, 3 and 4 ranks can share them; a vocabulary and an inner width that don't divide.
+
+    `meta`: the caller builds it on the meta device, without numbers.
+    """
     plain = {
         "vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 22, "num_hidden_layers": 2,
         "num_attention_heads": 12, "num_key_value_heads": 12, "max_position_embeddings": LENGTH,
     }  # fmt: skip
-    return init_weights(LlamaForCausalLM(LlamaConfig(**{**plain, **sizes})).double(), seed=1, std=0.3)
+    model = LlamaForCausalLM(LlamaConfig(**{**plain, **sizes})).double()
+    return model if meta else init_weights(model, seed=1, std=0.3)
 
 
 def tokens(step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
