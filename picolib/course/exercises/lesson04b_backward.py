@@ -1,0 +1,223 @@
+"""Exercise 4.4: a linear layer on a sharded weight, forward and backward.
+
+Layers of the learner's function stand one on the other. After the forward pass no whole weight may be alive; the
+gradient of each shard is this rank's part of the mean over the ranks, and a step sends 3(N-1)/N times the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from picolib.course.exercise import COLLECTIVES, Case, Exercise
+from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson04b_watch import GATHERS, SCATTERS, Alive, no_ready_made_fsdp, only
+from picolib.course.words import apart, number_of, ranks_text, times
+
+WIDTH, LAYERS = 12, 3  # a weight is [WIDTH, WIDTH]
+WHOLE = WIDTH * WIDTH * 8  # bytes
+KEPT = 0.9  # of a whole weight may be alive after the forward pass: activations
+SHARES = dict.fromkeys(GATHERS | SCATTERS | {"broadcast"}, 1) | {"all_reduce": 2}  # times (N-1)/N of what travels
+TWICE = "Two whole tensors at a time are enough: the weight and its gradient."
+
+
+def backward_cases(world_size: int, seed: int) -> list[Case]:
+    """A step in which rank r counts 10^r times as much as rank 0, then two to four steps of random numbers."""
+    random = generator(seed, world_size)
+    weights = [torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=random) / WIDTH for _ in range(LAYERS)]
+    parts = [[w.flatten().chunk(world_size)[rank] for w in weights] for rank in range(world_size)]
+    made = []
+    for kind, steps in (("powers", 1), ("steps", 2 + seed % 3)):
+        inputs = [[_batch(kind, rank, random) for _ in range(steps)] for rank in range(world_size)]
+        made.append(Case(kind, tuple(zip(parts, inputs, strict=True)), None))
+    return made
+
+
+def _batch(kind: str, rank: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """The input of the stack, and the gradient of its output. [1, WIDTH] each."""
+    x, grad = (torch.randn(1, WIDTH, dtype=torch.float64, generator=random) for _ in range(2))
+    return (x, grad) if kind != "powers" else (x.abs() * 10.0**rank, torch.ones_like(grad))
+
+
+def most_alive(ranks: int) -> float:
+    """Whole weights that may be alive at any time: one, and its gradient; the shards' gradients; activations."""
+    return 2 + (LAYERS + 1) / ranks + KEPT
+
+
+def run_steps(fn: Callable, arguments: tuple) -> dict[str, Any]:
+    """In a rank: forward and backward of the stack, for each step; what was left, and what was alive."""
+    parts, batches = arguments
+    steps = []
+    with no_ready_made_fsdp():
+        for x, grad in batches:
+            shards = [part.clone().requires_grad_() for part in parts]
+            alive, x = Alive(most_alive(dist.get_world_size()) * WHOLE), x.clone().requires_grad_()
+            with alive:
+                y = x
+                for shard in shards:
+                    y = fn(shard, y)
+                    if not isinstance(y, torch.Tensor):
+                        return {"kind": type(y).__name__}
+                held = alive.now(KEPT * WHOLE)
+                if y.requires_grad and y.shape == grad.shape:
+                    (y * grad).sum().backward()
+            steps.append({"y": y.detach(), "x": x.grad, "shards": [s.grad for s in shards], "graph": y.requires_grad,
+                          "held": held, "most": alive.most, "unchanged": _unchanged(shards, parts)})  # fmt: skip
+    return {"kind": "", "steps": steps}
+
+
+def _unchanged(shards: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(shard.detach(), part) for shard, part in zip(shards, parts, strict=True))
+
+
+def right_step(attempt: Any, rank: int, step: int) -> dict[str, Any]:
+    """Output, gradient of the input, and each rank's own gradients of the whole weights, in one process."""
+    own = [inputs[0] for inputs in attempt.case.inputs]
+    x, grad = attempt.case.inputs[rank][1][step]
+    weights = [torch.cat([parts[i] for parts in own]).view(WIDTH, WIDTH).requires_grad_() for i in range(LAYERS)]
+    x = x.clone().requires_grad_()
+    y = x
+    for weight in weights:
+        y = y @ weight.T
+    (y * grad).sum().backward()
+    return {"y": y.detach(), "x": x.grad, "weights": [w.grad.flatten() for w in weights]}
+
+
+def judge_backward(attempt: Any) -> str | None:
+    """Output and gradients, in every step; then what is kept, and the bytes."""
+    for rank, output in enumerate(attempt.outputs):
+        if output["kind"]:
+            return f"rank {rank}: your function returned {output['kind']}: return y, a tensor."
+    for step in range(len(attempt.outputs[0]["steps"])):
+        right = [right_step(attempt, rank, step) for rank in range(attempt.world_size)]
+        for look in (_passes_fault, _shards_fault):
+            text = look(attempt, step, right)
+            if text:
+                return ("The first step is right; in a later one, " if step else "") + text
+    return _memory_fault(attempt) or _bytes_fault(attempt)
+
+
+def _passes_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
+    for rank, output in enumerate(attempt.outputs):
+        got = output["steps"][step]
+        if not got["unchanged"]:
+            return f"rank {rank}: a shard has changed. It is the optimizer's: gather into a tensor of your own."
+        if got["y"].shape != right[rank]["y"].shape or not torch.allclose(got["y"], right[rank]["y"], rtol=1e-9):
+            return f"rank {rank}: the output is not x @ weight.T, with the whole weight of [{WIDTH}, {WIDTH}]."
+        if not got["graph"]:
+            return f"rank {rank}: y has no graph, so backward cannot start from it: return ShardedLinear.apply(...)."
+        if got["x"] is None:
+            return f"rank {rank}: x has no gradient. backward returns one for each argument of forward: shard, then x."
+        if not torch.allclose(got["x"], right[rank]["x"], rtol=1e-9):
+            return f"rank {rank}: the gradient of x is wrong: it is grad @ weight, and every rank keeps its own."
+    return None
+
+
+def _shards_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
+    n = attempt.world_size
+    for rank, output in enumerate(attempt.outputs):
+        for layer, got in enumerate(output["steps"][step]["shards"]):
+            own = [one["weights"][layer] for one in right]
+            exact = (sum(own) / n).chunk(n)[rank]
+            head = f"rank {rank}, layer {layer}: "
+            if got is None:
+                return f"{head}the shard has no gradient. backward returns one for each argument: shard, then x."
+            if got.shape != exact.shape:
+                return f"{head}the shard's gradient has {got.numel()} numbers, and the shard {exact.numel()}."
+            if not torch.allclose(got, exact, rtol=1e-8, atol=1e-12):
+                return head + _why(got, exact, own, rank)
+    return None
+
+
+def _why(got: torch.Tensor, exact: torch.Tensor, own: Sequence[torch.Tensor], rank: int) -> str:
+    n = len(own)
+    same = lambda other: torch.allclose(got, other, rtol=1e-8, atol=1e-12)  # noqa: E731
+    for factor in (n, 1 / n, n * n):
+        if same(exact * factor):
+            word = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
+            why = "summed where it should be averaged?" if factor == n else "divided once too often?"
+            return f"the shard's gradient is exactly {word}. Was it {why}"
+    if any(same(own[rank].chunk(n)[rank] * f) for f in (1, 1 / n)):
+        return "the shard has the gradient of this rank's batch alone; the others' batches are to be in it, too."
+    for other in range(n):
+        if any(same((sum(own) / n).chunk(n)[other] * f) for f in (1, n)):
+            return f"that is the part of rank {other}. Rank {rank} keeps part {rank} of the gradient."
+    missing = [q for q in range(n) if any(same((sum(own) - own[q]).chunk(n)[rank] / m) for m in (1, n, n - 1))]
+    if missing:
+        return f"{ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing in the mean."
+    index = int((got - exact).abs().argmax())
+    shown = apart(float(got[index]), float(exact[index]))
+    return f"the shard's gradient is {shown[0]} at place {index}, where {shown[1]} is right: part {rank} of grad.T @ x."
+
+
+def _memory_fault(attempt: Any) -> str | None:
+    for rank, output in enumerate(attempt.outputs):
+        held = max(step["held"] for step in output["steps"]) / WHOLE
+        most = max(step["most"] for step in output["steps"]) / WHOLE
+        if held > KEPT:
+            return (
+                f"The gradients are right, but after the forward pass rank {rank} still holds "
+                f"{number_of(int(held + 1 - KEPT), 'whole weight')} of {LAYERS}, for the backward pass; 0 are right. "
+                "Save the shard, and gather again in backward."
+            )
+        if most > most_alive(attempt.world_size):
+            return f"The gradients are right, but rank {rank} holds {most:.1f} times a whole weight at once. {TWICE}"
+    return None
+
+
+def _bytes_fault(attempt: Any) -> str | None:
+    n = attempt.world_size
+    for rank, record in enumerate(attempt.ranks):
+        steps, names = len(record.output["steps"]), [call[0] for call in record.collectives]
+        passes = steps * LAYERS
+        share = sum(SHARES.get(name, 0) for name in names) / passes
+        if share == 3 and sum(name in GATHERS for name in names) == 2 * passes:
+            continue
+        head = f"The gradients are right, but rank {rank} sent {times(share / 3)} the bytes"
+        if "all_reduce" in names:
+            return (
+                f"{head}, {share:g}(N-1)/N·Ψ where 3(N-1)/N·Ψ are right. An all-reduce brings every rank all "
+                "of the mean gradient, of which it keeps 1/N: reduce-scatter brings it that alone."
+            )
+        if share == 3:
+            made = ", ".join(dict.fromkeys(names))
+            return (
+                f"The gradients are right, but rank {rank} called {made}: two gathers and one reduce-scatter are right."
+            )
+        return f"{head}: a layer needs two all-gathers and one reduce-scatter, 3(N-1)/N·Ψ on {n} ranks."
+    return None
+
+
+EXERCISE = Exercise(
+    id="4.4",
+    function="sharded_linear",
+    title="the backward pass of a sharded layer",
+    lesson="04B_fsdp",
+    sitting="04B",
+    difficulty=3,
+    minutes=12,
+    task="A linear layer on a sharded weight: gather again in backward, and reduce-scatter the weight's gradient.",
+    cases=backward_cases,
+    call=run_steps,
+    judge=judge_backward,
+    sizes=(4, 3, 2),
+    allows=COLLECTIVES | {"barrier", "poll", "parallel.fsdp"},
+    rules=(
+        only(
+            GATHERS,
+            SCATTERS,
+            frozenset({"all_reduce"}),
+            enough="dist.all_gather_into_tensor and dist.reduce_scatter_tensor are enough",
+        ),
+    ),
+    tags=("gradients",),
+    verified="3(N-1)/N·Ψ sent a step, no whole weight kept between forward and backward",
+    hints=(
+        "ctx.save_for_backward(shard, x) costs nothing: both are there anyway. The whole weight is gathered again.",
+        "grad is [batch, out]. The gradient of x is grad @ weight; that of the weight is grad.T @ x, [out, in].",
+        "Flatten it, dist.reduce_scatter_tensor(own, flat) into own = torch.empty_like(shard), then own / world size.",
+    ),
+)
