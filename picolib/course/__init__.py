@@ -14,6 +14,7 @@ _HOME = {
     "reveal": "hints",
     "progress": "progress",
     "predict": "predict",
+    "mystery": "mystery",
     "show": "show",
     "quiz": "quiz",
     "table": "table",

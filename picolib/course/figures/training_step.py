@@ -146,7 +146,7 @@ def _legend(figure: Figure) -> None:
     x = 20.0
     for color, text in (
         (WORK, "compute"),
-        (HIDDEN, "all-reduce, hidden behind it"),
+        (HIDDEN, "communication, hidden behind it"),
         (ACCENT, "exposed: the rank only waits"),
     ):
         figure.box(x, 51, 14, 12, fill=color)
