@@ -8,7 +8,17 @@ from typing import Any
 
 from picolib.course.exercise import Exercise
 
-MODULES = ("lesson00", "lesson01a", "lesson01b", "lesson02a", "lesson02b", "lesson03a", "lesson03b", "stretch02")
+MODULES = (
+    "lesson00",
+    "lesson01a",
+    "lesson01b",
+    "lesson02a",
+    "lesson02b",
+    "lesson03a",
+    "lesson03b",
+    "lesson04a",
+    "stretch02",
+)
 
 
 @functools.cache

@@ -14,7 +14,17 @@ from typing import Any
 
 import cloudpickle
 
-LESSONS = ("lesson00", "lesson01a", "lesson01b", "lesson02a", "lesson02b", "lesson03a", "lesson03b", "mutants")
+LESSONS = (
+    "lesson00",
+    "lesson01a",
+    "lesson01b",
+    "lesson02a",
+    "lesson02b",
+    "lesson03a",
+    "lesson03b",
+    "lesson04a",
+    "mutants",
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,304 @@
+"""Exercise 4.1: a step of ZeRO-1. Each rank steps on its own part, with optimizer state for that part alone.
+
+In the digits case the gradients say from whom they come, and the parameters where they stand: parameter i is i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from picolib.course import digits
+from picolib.course.exercise import Case
+from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson04a_common import elements_in, nothing_ready_made, too_many_bytes
+from picolib.course.words import apart, number_of, ranks_text, times
+
+SMALL = ((2, 3), (4,), (1,))  # 11 parameters: no number of ranks above 1 divides that
+LARGE = ((17, 29), (64,), (1,), (21, 21))  # 999
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}
+
+
+@dataclass
+class Adam:
+    """The update that the learner is given: `update(part, gradient, state)`. It remembers what it was called with."""
+
+    lr: float
+    betas: tuple[float, float]
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @torch.no_grad()
+    def __call__(self, part: torch.Tensor, gradient: torch.Tensor, state: dict) -> None:
+        """One step of Adam on `part`, in place; two moments and a count of steps are kept in `state`."""
+        if part.shape != gradient.shape:
+            raise ValueError(f"update: part has shape {list(part.shape)}, and gradient {list(gradient.shape)}.")
+        fresh = not state
+        self.calls.append({"part": part.detach().clone(), "gradient": gradient.detach().clone(), "fresh": fresh})
+        if fresh:
+            state |= {"steps": 0, "mean": torch.zeros_like(part), "square": torch.zeros_like(part)}
+        if state["mean"].shape != part.shape:
+            raise ValueError(
+                f"update: state holds moments of shape {list(state['mean'].shape)}, and part has {list(part.shape)}: "
+                "a part needs the same dict in each step, and one of its own."
+            )
+        state["steps"] += 1
+        one, two = self.betas
+        state["mean"] += (1 - one) * (gradient - state["mean"])
+        state["square"] += (1 - two) * (gradient**2 - state["square"])
+        mean, square = state["mean"] / (1 - one ** state["steps"]), state["square"] / (1 - two ** state["steps"])
+        part -= self.lr * mean / (square.sqrt() + 1e-8)
+
+
+def step_cases(world_size: int, seed: int) -> list[Case]:
+    """Eleven parameters with gradients in digits, then 999 with random ones, over some steps; nobody knows how many."""
+    random = generator(seed, world_size)
+    return [_case("digits", SMALL, world_size, random), _case("float64", LARGE, world_size, random)]
+
+
+def _case(kind: str, shapes: tuple, n: int, random: torch.Generator) -> Case:
+    steps, total = int(torch.randint(4, 8, (), generator=random)), sum(_lengths(shapes))
+    lr, one, two = (torch.rand(3, generator=random, dtype=torch.float64) * 0.1).tolist()
+    adam = {"lr": 0.01 + lr, "betas": (0.85 + one, 0.85 + two)}
+    if kind == "digits":
+        start = torch.arange(total, dtype=torch.float64)
+        ranks = [[digits.contribution(rank, total)] * steps for rank in range(n)]
+    else:
+        start = torch.randn(total, dtype=torch.float64, generator=random)
+        ranks = [
+            [torch.randn(total, dtype=torch.float64, generator=random) for _ in range(steps)] for _ in range(n)
+        ]  # fmt: skip
+    given = [{"shapes": shapes, "start": start, "gradients": gradients, "adam": adam} for gradients in ranks]
+    return Case(kind, tuple((one,) for one in given), (_one_process(given),) * n)
+
+
+def _lengths(shapes: Sequence[tuple]) -> list[int]:
+    return [torch.Size(shape).numel() for shape in shapes]
+
+
+def _one_process(given: list[dict]) -> list[torch.Tensor]:
+    """The parameters after each step."""
+    flat, state, adam, after = given[0]["start"].clone(), {}, Adam(**given[0]["adam"]), []
+    for gradients in zip(*(rank["gradients"] for rank in given), strict=True):
+        adam(flat, torch.stack(gradients).mean(0), state)
+        after.append(flat.clone())
+    return after
+
+
+def take_steps(fn: Any, arguments: tuple) -> dict[str, Any]:
+    """In a rank: some steps by the learner's function. What it left after each, and what `update` was called with."""
+    (given,) = arguments
+    shapes = given["shapes"]
+    parts = given["start"].split(_lengths(shapes))
+    parameters = [nn.Parameter(part.view(shape).clone()) for part, shape in zip(parts, shapes, strict=True)]
+    update, state, after, calls = Adam(**given["adam"]), {}, [], []
+    with nothing_ready_made():
+        for gradient in given["gradients"]:
+            for p, part in zip(parameters, gradient.split(_lengths(shapes)), strict=True):
+                p.grad = part.view(p.shape).clone()
+            fn(parameters, state, update)
+            after.append(torch.cat([p.detach().flatten().clone() for p in parameters]))
+            calls.append(list(update.calls))
+            update.calls.clear()
+    return {"after": after, "calls": calls, "kept": elements_in(state)}
+
+
+# The verdict ---------------------------------------------------------------------------------------------------
+
+
+def judge_steps(attempt: Any) -> str | None:
+    """Right gradients for the own part, right parameters everywhere after each step, a share of state, and no more
+    bytes than an all-reduce."""
+    looks = (_never_called, _gradients, _state, _parts, _memory_of_steps, _parameters, _bytes)
+    return next((text for look in looks if (text := look(attempt))), None)
+
+
+def _total(attempt: Any) -> int:
+    return sum(_lengths(attempt.inputs()[0]["shapes"]))
+
+
+def _most(attempt: Any) -> int:
+    """Parameters with padding, where each tensor is padded by itself."""
+    n = attempt.world_size
+    return sum(-(-length // n) * n for length in _lengths(attempt.inputs()[0]["shapes"]))
+
+
+def _never_called(attempt: Any) -> str | None:
+    for step in range(len(attempt.outputs[0]["calls"])):
+        idle = [rank for rank, output in enumerate(attempt.outputs) if not output["calls"][step]]
+        if len(idle) == attempt.world_size or (idle and _every_rank_has_a_part(attempt)):
+            return (
+                f"{ranks_text(idle)} never called update in step {step + 1}: every rank steps on its own part, with "
+                "update(part, gradient, state), in every step."
+            )
+    return None
+
+
+def _every_rank_has_a_part(attempt: Any) -> bool:
+    return _total(attempt) > attempt.world_size
+
+
+def _numbers(attempt: Any, rank: int, factor: int = 1) -> list[digits.Number | None]:
+    """What was given to update in the first step, times N, read as digits (padding, which is 0, left out)."""
+    n = attempt.world_size
+    flat = torch.cat([call["gradient"].flatten() for call in attempt.outputs[rank]["calls"][0]] or [torch.zeros(0)])
+    scaled = (flat.double() * n * factor / digits.PLACE).round() * digits.PLACE
+    return [digits.read(x, n) for x in scaled.tolist() if x]
+
+
+def _gradients(attempt: Any) -> str | None:
+    """In the digits case: of whom the gradients are made that `update` was given."""
+    n = attempt.world_size
+    if attempt.case.kind != "digits" or n == 1:
+        return None
+    for rank in range(n):
+        counts = {number.counts if number else None for number in _numbers(attempt, rank)}
+        if counts and counts != {(1,) * n}:
+            return _whose(attempt, rank, counts)
+    return None
+
+
+def _whose(attempt: Any, rank: int, counts: set) -> str:
+    n = attempt.world_size
+    what = f"rank {rank}: the gradient that update gets is"
+    alone = [tuple(k if r == rank else 0 for r in range(n)) for k in (n, 1)]
+    if counts == {(n,) * n}:
+        return (
+            f"{what} exactly {times(n)} too big: the sum over the ranks, not divided. (Adam hides it: its steps come "
+            "out as if nothing were wrong.)"
+        )
+    if len(counts) == 1 and next(iter(counts)) in alone:
+        return f"{what} still its own{'' if alone[0] in counts else ', divided'}: no other rank's is in it."
+    if all(number and number.counts == (1,) * n for number in _numbers(attempt, rank, n)):
+        return f"{what} exactly {times(n)} too small. Was it divided twice?"
+    one = next((c for c in counts if c and 0 in c and max(c) == 1), None)
+    if one:
+        missing = [r for r in range(n) if not one[r]]
+        return f"{what} not the mean: {ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+    return f"{what} not the mean over the {n} ranks."
+
+
+def _state(attempt: Any) -> str | None:
+    """Two moments for the own part, and nothing for the others'."""
+    n, total = attempt.world_size, _total(attempt)
+    most = _most(attempt) // n
+    for rank, output in enumerate(attempt.outputs):
+        stepped = max(sum(call["part"].numel() for call in calls) for calls in output["calls"])
+        kept = max(output["kept"] / 2, stepped)
+        if n > 1 and kept > most:
+            ratio = min(kept, total) / (total / n) if kept < total + n else kept / (total / n)
+            return (
+                f"rank {rank}: its state holds {ratio:.1f}x of its share. update is called with {stepped:,} of "
+                f"{total:,} numbers, and keeps two moments for each; its share is 1/{n} of them."
+            )
+    return None
+
+
+def _parts(attempt: Any) -> str | None:
+    """In the digits case: each parameter belongs to one rank, and meets its own gradient."""
+    n, total = attempt.world_size, _total(attempt)
+    if attempt.case.kind != "digits" or n == 1:
+        return None
+    owners: dict[int, list[int]] = {}
+    for rank in range(n):
+        places = [number.place for number in _numbers(attempt, rank) if number]
+        for place in places:
+            owners.setdefault(place, []).append(rank)
+        wrong = _mismatch(attempt, rank, places)
+        if wrong:
+            return wrong
+    nobodys = [place for place in range(total) if place not in owners]
+    if nobodys:
+        which = f"element {nobodys[0]}" if len(nobodys) == 1 else f"elements {nobodys[0]} to {nobodys[-1]}"
+        return (
+            f"Of {total} parameters {which} (counted from 0) {'is' if len(nobodys) == 1 else 'are'} in nobody's part: "
+            f"{total} does not divide by {n}. Put zeros behind the gradients, and behind the parameters, until it does."
+        )
+    twice = next((place for place in owners if len(owners[place]) > 1), None)
+    if twice is not None:
+        return (
+            f"element {twice} (counted from 0) is in the parts of {ranks_text(owners[twice])}: a parameter has one "
+            "owner."
+        )
+    return None
+
+
+def _mismatch(attempt: Any, rank: int, places: list[int | None]) -> str | None:
+    """Parameter i is i before the first step, so a part says which parameters are in it."""
+    part = torch.cat([call["part"].flatten() for call in attempt.outputs[rank]["calls"][0]])
+    gradient = torch.cat([call["gradient"].flatten() for call in attempt.outputs[rank]["calls"][0]])
+    mine = part[gradient != 0].round().long().tolist()
+    pair = next(((a, b) for a, b in zip(mine, places, strict=False) if a != b), None)
+    if pair is None:
+        return None
+    return (
+        f"rank {rank}: in its part parameter {pair[0]} (counted from 0) meets the gradient of parameter {pair[1]}. "
+        "Lay parameters and gradients out in the same way, and cut both into the same parts."
+    )
+
+
+def _memory_of_steps(attempt: Any) -> str | None:
+    for rank, output in enumerate(attempt.outputs):
+        later = enumerate(output["calls"][1:], start=2)
+        again = next((step for step, calls in later if any(call["fresh"] for call in calls)), None)
+        if again is not None:
+            return (
+                f"rank {rank}: in step {again} update begins with an empty state, so its moments are lost. What "
+                "you keep from step to step belongs into `state`, the same dict in every step."
+            )
+    return None
+
+
+def _parameters(attempt: Any) -> str | None:
+    expected = attempt.case.expected[0]
+    for step, right in enumerate(expected):
+        got = [output["after"][step] for output in attempt.outputs]
+        wrong = [rank for rank, flat in enumerate(got) if not _right(flat, right)]
+        if wrong:
+            before = attempt.inputs()[0]["start"] if step == 0 else expected[step - 1]
+            again = "" if step == 0 else f"Steps up to {step} are right. In step {step + 1}, "
+            return again + _fault(attempt, wrong[0], got, right, before)
+    return None
+
+
+def _right(flat: torch.Tensor, right: torch.Tensor) -> bool:
+    return flat.shape == right.shape and torch.allclose(flat, right, **CLOSE)
+
+
+def _fault(attempt: Any, rank: int, got: list[torch.Tensor], right: torch.Tensor, before: torch.Tensor) -> str:
+    mine, total = got[rank], _total(attempt)
+    if mine.shape != right.shape:
+        return f"rank {rank} ends with {number_of(len(mine), 'parameter')}; it was given {total}."
+    stayed, moved = torch.isclose(mine, before, rtol=0, atol=1e-13), torch.isclose(mine, right, **CLOSE)
+    if bool(stayed.all()):
+        return (
+            f"rank {rank}: no parameter has moved. What was stepped on is a copy: write the new numbers back into the "
+            "parameters, such as p.data.copy_(...)."
+        )
+    if bool((stayed | moved).all()):
+        return (
+            f"rank {rank}'s parameters differ from the other ranks': its own part has moved, and "
+            f"{int((stayed & ~moved).sum())} of {total} have not. They belong to other ranks, who have stepped on them "
+            "and told nobody: gather the parts."
+        )
+    index = int((mine - right).abs().nan_to_num(nan=float("inf")).argmax())
+    if bool((mine.sort().values - right.sort().values).abs().max() < 1e-9):
+        return (
+            f"rank {rank}: the right numbers in the wrong places. Cut the flat tensor up in the order in which it was "
+            "put together."
+        )
+    texts = apart(float(mine[index]), float(right[index]))
+    same = all(torch.allclose(mine, other, **CLOSE) for other in got)
+    who = "all ranks agree, but not with one process:" if same else f"rank {rank}:"
+    return f"{who} parameter {index} (counted from 0) is {texts[0]}, where {texts[1]} is right."
+
+
+def _bytes(attempt: Any) -> str | None:
+    """Judged where padding is small."""
+    if attempt.case.kind == "digits":
+        return None
+    steps = len(attempt.case.expected[0])
+    return too_many_bytes(attempt, _total(attempt), _most(attempt), steps)
