@@ -165,6 +165,12 @@ def start(spec: list[Any] | None, path: str, rank: int) -> None:
     current = None if spec is None else Network(path, Links(*spec), rank)
 
 
+def begin() -> None:
+    """The learner's function starts now."""
+    if current is not None:
+        current.clock.set(time.monotonic())
+
+
 def refuse(name: str) -> None:
     """torch's own collectives would cross no link, and take no time: RuntimeError that names picolib's."""
     raise RuntimeError(

@@ -95,6 +95,7 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     fn, args = pickling.loads(payload)
     wire.send_frame(control, b"S", [])
     start["clock"] = time.monotonic()
+    network.begin()
     me = os.getpid()
     value = fn(*args)
     _leave_if_forked(me)

@@ -26,7 +26,9 @@ def hierarchical_all_reduce(links: Links, nbytes: float) -> float:
     """Reduce-scatter inside each node, all-reduce of each chunk across nodes, all-gather inside each node.
 
     With k ranks on each of m nodes: 2(k-1) steps of S/k bytes inside; across, 2(m-1) steps in which k messages of
-    S/(km) bytes share an uplink. While they queue there, the latency of the first is hidden behind the others.
+    S/(km) bytes share an uplink. While they queue there, the latency of the first is hidden behind the others: that
+    is so if they queue in one order on all nodes. In a run chance decides, and a step takes at most the latency and
+    S/(m·bandwidth).
 
     >>> round(hierarchical_all_reduce(Links(2, 4, intra=(1e-3, 1e6), inter=(5e-3, 2e5)), nbytes=6400), 6)
     0.0526
