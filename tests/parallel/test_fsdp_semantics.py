@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -134,6 +136,19 @@ def test_a_full_state_has_what_is_no_tensor():
     assert list(picolib.run(fn, 2)) == [3, 3]
 
 
+def dropped():
+    model = sharded(build(Plain, 0))
+    (model(data(4)[0]) ** 2).sum().backward()
+    kept = [weakref.ref(p) for p in model.parameters()] + [weakref.ref(model)]
+    del model
+    gc.collect()
+    return [ref() for ref in kept]
+
+
+def test_a_module_that_is_dropped_is_gone_with_its_shards():
+    assert list(picolib.run(dropped, 2)) == [[None] * 6] * 2
+
+
 def built_too_early():
     model = build(Plain, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -159,7 +174,10 @@ def construct(make, **options):
         (partial(construct, lambda: nn.Linear(2, 2, device="meta")), "weight is on the meta device"),
         (partial(construct, lambda: sharded(build(Plain, 0))), "module is sharded already"),
         (partial(construct, lambda: picolib.DistributedDataParallel(build(Plain, 0))), "reduces its gradients already"),
-        (partial(construct, lambda: nn.Linear(2, 2), offload_policy=3), "offload_policy must be None, got 3"),
+        (
+            partial(construct, lambda: nn.Linear(2, 2), offload_policy=3),
+            "offload_policy must be torch's OffloadPolicy or",
+        ),
         (partial(construct, lambda: nn.Linear(2, 2), algorithm="rign"), "algorithm must be one of auto, naive, ring"),
     ],
 )

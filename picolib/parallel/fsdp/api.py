@@ -16,6 +16,7 @@ from picolib import comm
 from picolib.parallel.agree import all_agree
 from picolib.parallel.choice import settled_algorithm
 from picolib.parallel.fsdp.conductor import Conductor, find_units
+from picolib.parallel.fsdp.offload import compute_device, home_for, offloads
 from picolib.parallel.fsdp.parameter import ReplacedParameter, ShardedParameter, replace
 from picolib.parallel.fsdp.unit import Unit
 from picolib.parallel.hooks import GradientHook, refuse_what_is_reduced_already
@@ -58,7 +59,10 @@ def fully_shard(
         reshard_after_forward: free the parameters after forward. False keeps them until their backward: one all-gather
             less, for the memory of the whole unit. The root keeps its own in any case.
         mp_policy: torch's MixedPrecisionPolicy: gather and compute in `param_dtype`, reduce in `reduce_dtype`.
-        offload_policy: must be None; shards stay where the module's parameters are.
+        offload_policy: where shards live, their gradients, and so the optimizer's state. None or torch's OffloadPolicy:
+            on the device. torch's CPUOffloadPolicy: on the CPU; the process group then needs a CPU backend too, for
+            full states and clipping. FileOffloadPolicy: in memory-mapped files. Compute stays on the module's device,
+            or that of the mesh if the module is on the CPU. `pin_memory` is for a GPU, and does nothing without one.
         algorithm: of both collectives; "auto" means "direct" on gloo.
 
     Raises:
@@ -73,14 +77,17 @@ def fully_shard(
         if group is not None:
             specs = ((_name_below(module, *where[0]), spec_of(*where[0])) for _, where in owners)
             refuse_parts_of_one_tensor("mesh", group, specs)
+    device = compute_device(offload_policy, owners[0][0].device, mesh) if owners else torch.device("cpu")
     if owners:
-        algorithm = settled_algorithm(algorithm, "all_gather", owners[0][0].device, shard_group)
+        algorithm = settled_algorithm(algorithm, "all_gather", device, shard_group)
     options = {"reshard_after_forward": reshard_after_forward, "algorithm": algorithm}
+    options["offload_policy"] = type(offload_policy).__name__
     options |= {name: getattr(mp_policy, name, None) for name in ("param_dtype", "reduce_dtype")}
     _same_everywhere(module, owners, options, shard_group, replicate_group)
+    home = home_for(offload_policy, device, shard_group, replicate_group)
     rank, size = dist.get_rank(shard_group), dist.get_world_size(shard_group)
     dtype = getattr(mp_policy, "param_dtype", None)
-    parameters = [ShardedParameter(p, where, rank, size, dtype) for p, where in owners]
+    parameters = [ShardedParameter(p, where, rank, size, dtype, home) for p, where in owners]
     unit = Unit(
         module, parameters, shard_group, replicate_group, reshard_after_forward=reshard_after_forward,
         reduce_dtype=getattr(mp_policy, "reduce_dtype", None), algorithm=algorithm,
@@ -92,6 +99,8 @@ def fully_shard(
             set_spec(owner, attribute, spec)
             set_unit(owner, attribute, unit)
         replace(original)
+    for buffer in module.buffers() if home.compute_device else ():
+        buffer.data = buffer.data.to(device)
     module.__dict__["_picolib_unit"] = unit
     module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})
     _hook(module, unit, mp_policy)
@@ -180,8 +189,8 @@ def _hook(module: nn.Module, unit: Unit, policy: Any) -> None:
 
     module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
     module.register_forward_hook(after, always_call=True)  # when forward fails, too
-    for parameter in unit.parameters:
-        there = lambda unit, _, p=parameter: conductor_of(unit.module).gradient_is_there(unit, p)
+    for i, parameter in enumerate(unit.parameters):  # a hook that held its parameter would keep both for ever
+        there = lambda unit, _, i=i: conductor_of(unit.module).gradient_is_there(unit, unit.parameters[i])
         if parameter.full.is_floating_point() or parameter.full.is_complex():  # a frozen one may be unfrozen
             parameter.full.requires_grad_(True)
             parameter.full.register_post_accumulate_grad_hook(GradientHook("fully_shard", unit, there))
@@ -263,8 +272,7 @@ def _check(module: Any, mesh: Any, offload_policy: Any) -> None:
                 )
     if mesh is not None and mesh.ndim not in (1, 2):
         raise ValueError(f"mesh must have 1 dimension, or 2 (replicate, shard), got {mesh.ndim}.")
-    if offload_policy is not None:
-        raise ValueError(f"offload_policy must be None, got {offload_policy!r}.")
+    offloads(offload_policy)
     meta = next((name for name, p in module.named_parameters() if p.is_meta), None)
     if meta is not None:
         raise ValueError(f"module must hold real numbers, but {meta} is on the meta device: call init_weights first.")

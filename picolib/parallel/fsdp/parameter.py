@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from picolib.parallel.fsdp.offload import OnDevice
 from picolib.parallel.missing import nobody_had, write_gradient
 from picolib.parallel.spec import rows_of, spec_of
 
@@ -27,8 +28,9 @@ class ShardedParameter:
         rank: int,
         size: int,
         dtype: torch.dtype | None,
+        home: OnDevice,
     ) -> None:
-        self.owners, self.size, self.shape, self.dtype = owners, size, parameter.shape, dtype
+        self.owners, self.size, self.shape, self.dtype, self.home = owners, size, parameter.shape, dtype, home
         whole = parameter.detach()
         rows = whole.view(-1, 1) if whole.dim() < 2 else whole.flatten(1)  # a scalar is one row of one number
         self.total_rows, self.row_length = rows.shape[0], rows.shape[1]
@@ -36,7 +38,7 @@ class ShardedParameter:
         self.chunk_rows = rows_of(self.total_rows, size, 0)[1]
         trains = parameter.requires_grad
         own = rows[self.first : self.last].reshape(self.last - self.first, *self.shape[1:])
-        self.shard = nn.Parameter(own.clone(memory_format=torch.contiguous_format), requires_grad=trains)
+        self.shard = nn.Parameter(home.keep(own), requires_grad=trains)
         self.shard.picolib_shard = True  # by itself it must not be clipped
         self.full = nn.Parameter(self._room(), requires_grad=trains)
         self.nbytes = self.full.untyped_storage().nbytes()
@@ -44,7 +46,10 @@ class ShardedParameter:
         self.free()
 
     def _room(self) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype or self.shard.dtype, device=self.shard.device)
+        return torch.empty(self.shape, dtype=self.dtype or self.shard.dtype, device=self._compute_device())
+
+    def _compute_device(self) -> torch.device:
+        return self.home.compute_device or self.shard.device
 
     @property
     def name(self) -> str:
@@ -54,6 +59,8 @@ class ShardedParameter:
     def follow_shard(self) -> None:
         """The whole parameter takes over what users have done to the shard: dtype, device, frozen or not.
 
+        What was offloaded is taken home again where a conversion has moved it.
+
         Raises:
             RuntimeError: the module shows something else than the shard.
         """
@@ -62,7 +69,9 @@ class ShardedParameter:
                 raise RuntimeError(
                     f"{self.name} was replaced after fully_shard: copy into it, or use picolib.load_full_state_dict."
                 )
-        if self.full.dtype != (self.dtype or self.shard.dtype) or self.full.device != self.shard.device:
+        if not self.home.holds(self.shard.data):
+            self.shard.data = self.home.keep(self.shard.data)
+        if self.full.dtype != (self.dtype or self.shard.dtype) or self.full.device != self._compute_device():
             self.full.grad = None
             self.full.data = self._room()
             self.nbytes = self.full.untyped_storage().nbytes()
@@ -75,9 +84,12 @@ class ShardedParameter:
         return self.chunk_rows * self.row_length
 
     def write_own(self, wire: torch.Tensor) -> None:
-        """This rank's rows, into a vector of `wire_length` numbers."""
+        """This rank's rows, into a vector of `wire_length` numbers on the compute device.
+
+        A copy from pinned memory is not waited for: the copy back of the gradients is, and follows it on the stream.
+        """
         own = self.shard.detach().reshape(-1)
-        wire[: own.numel()].copy_(own)
+        wire[: own.numel()].copy_(own, non_blocking=self.home.pins)
         wire[own.numel() :].zero_()
 
     def fill(self, wires: torch.Tensor) -> None:
@@ -115,9 +127,9 @@ class ShardedParameter:
         """This rank's rows of the reduced gradient: added to what the shard has."""
         own = wire[: self.shard.numel()].view(self.shard.shape).to(self.shard.dtype)
         if self.shard.grad is None:
-            self.shard.grad = own.clone()
+            self.shard.grad = self.home.keep(own)
         else:
-            self.shard.grad += own
+            self.shard.grad += own.to(self.shard.device)
 
     def free(self) -> None:
         """Give the whole parameter's memory back; the tensor stays, as a name for it."""

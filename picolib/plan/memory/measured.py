@@ -19,19 +19,21 @@ from torch.distributed.tensor import DTensor
 @dataclass
 class Measured:
     """Bytes on one rank, by owner. `activations` is the most that autograd held; `held` is what it held, in order:
-    after each tensor that it saved, and after each that it let go."""
+    after each tensor that it saved, and after each that it let go. `in_files` of all these bytes are in memory-mapped
+    files, such as FSDP's FileOffloadPolicy makes, and need no memory of the rank's own."""
 
     parameters: int = 0
     gradients: int = 0
     optimizer: int = 0
     buffers: int = 0
     activations: int = 0
+    in_files: int = 0
     others: dict[str, int] = field(default_factory=dict)
     held: list[int] = field(default_factory=list, repr=False)
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All of it, in memory and in files."""
         state = self.parameters + self.gradients + self.optimizer + self.buffers
         return state + self.activations + sum(self.others.values())
 
@@ -58,15 +60,34 @@ def measure(
     saved = _Saved(_storages([*module.parameters(), *module.buffers()]))
     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         yield found
-    counted: set[int] = set()
+    counted = _Counted()
     found.activations, found.held = saved.most, list(saved.history)
-    found.parameters = _count(module.parameters(), counted)
-    found.buffers = _count(module.buffers(), counted)
+    found.parameters = counted.add(module.parameters())
+    found.buffers = counted.add(module.buffers())
     for name, tensors in others.items():
-        found.others[name] = _count(tensors, counted)
-    found.gradients = _count((p.grad for p in module.parameters() if p.grad is not None), counted)
+        found.others[name] = counted.add(tensors)
+    found.gradients = counted.add(p.grad for p in module.parameters() if p.grad is not None)
     if optimizer is not None:
-        found.optimizer = _count(_tensors_in(optimizer.state), counted)
+        found.optimizer = counted.add(_tensors_in(optimizer.state))
+    found.in_files = counted.in_files
+
+
+class _Counted:
+    """Counts each storage once, for the first who owns it."""
+
+    def __init__(self) -> None:
+        self.places: set[int] = set()
+        self.in_files = 0
+
+    def add(self, tensors: Iterable[torch.Tensor]) -> int:
+        total = 0
+        for tensor in tensors:
+            storage = _local(tensor).untyped_storage()
+            if storage.data_ptr() not in self.places:
+                self.places.add(storage.data_ptr())
+                total += storage.nbytes()
+                self.in_files += storage.nbytes() if storage.filename else 0
+        return total
 
 
 class _Saved:
@@ -119,16 +140,6 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def _storages(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {_local(tensor).untyped_storage().data_ptr() for tensor in tensors}
-
-
-def _count(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
-    total = 0
-    for tensor in tensors:
-        storage = _local(tensor).untyped_storage()
-        if storage.data_ptr() not in counted:
-            counted.add(storage.data_ptr())
-            total += storage.nbytes()
-    return total
 
 
 def _tensors_in(state: Any) -> Iterator[torch.Tensor]:
