@@ -1,4 +1,4 @@
-"""Tensor-parallel models that are copied, sharded by FSDP as well, or given what they can't take."""
+"""Tensor-parallel models that are copied, or given what they can't take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 import picolib
 from picolib.model import LlamaConfig, LlamaForCausalLM, init_weights
@@ -56,30 +55,6 @@ def two_steps(model, loss_of, batch=tokens, state=nn.Module.state_dict) -> dict[
 
 def split_loss(model, x, y, group=None):
     return vocab_parallel_cross_entropy(model(x), y, group=group, reduction="sum")
-
-
-def sharded_twice(sequence_parallel: bool):
-    """Each matrix is cut over a row of the mesh, and each part of it over a column."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    model = parallelize(llama(), mesh.get_group("tp"), sequence_parallel=sequence_parallel)
-    for layer in model.model.layers:
-        picolib.fully_shard(layer, mesh=mesh["dp"])
-    picolib.fully_shard(model, mesh=mesh["dp"])
-    model.set_gradient_divide_factor(1)
-    state = full_state_dict(model)
-    load_full_state_dict(model, {name: torch.zeros_like(value) for name, value in state.items()})
-    load_full_state_dict(model, state)
-    mine = lambda: [t.chunk(2)[mesh.get_local_rank("dp")] for t in tokens()]
-    return two_steps(model, partial(split_loss, group=mesh.get_group("tp")), mine, full_state_dict)
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_with_fully_shard_on_a_mesh_and_the_clipped_norm(sequence_parallel):
-    right = alone()
-    for found in picolib.run(sharded_twice, 4, sequence_parallel):
-        assert found.keys() == right.keys()
-        for name, value in right.items():
-            assert torch.allclose(found[name], value, rtol=1e-9, atol=1e-11), name
 
 
 def copied(in_group: bool):
