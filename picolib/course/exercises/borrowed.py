@@ -4,29 +4,59 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
+
+from picolib.launch.frames import is_library
 
 
 @contextlib.contextmanager
 def calls_into(*modules: str) -> Iterator[list[str]]:
-    """Collects "module.function" of every Python function of these modules (and of those below them) that runs inside.
+    """Collects the name of every Python function of these modules (and of those below them) that is called inside.
 
-    It sees the call itself, so it does not matter under which name, or from which import, the code got hold of it.
+    It sees the call itself, so it does not matter under which name, from which import, or in which new thread the code
+    got hold of it. What a module runs while it is imported is no call.
     """
     called: list[str] = []
+    below = tuple(f"{name}." for name in modules)
 
-    def look(frame: Any, event: str, _argument: Any) -> None:
-        module = frame.f_globals.get("__name__", "")
-        if event == "call" and any(module == name or module.startswith(f"{name}.") for name in modules):
-            called.append(f"{module}.{frame.f_code.co_name}")
+    def look(frame: FrameType, event: str, _argument: Any) -> None:
+        module = frame.f_globals.get("__name__", "") if event == "call" else ""
+        if f"{module}.".startswith(below) and not _while_importing(frame):
+            called.append(_name_of(frame, module))
 
     before = sys.getprofile()
+    threading.setprofile(look)
     sys.setprofile(look)
     try:
         yield called
     finally:
         sys.setprofile(before)
+        threading.setprofile(before)
+
+
+def _while_importing(frame: FrameType | None) -> bool:
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _name_of(frame: FrameType, module: str) -> str:
+    """The name by which it is called from outside: of a class rather than its __init__, from the first module that has
+    it; without the module where that is a private one."""
+    name = frame.f_code.co_name
+    if name.startswith("__") and "self" in frame.f_locals:
+        name = type(frame.f_locals["self"]).__name__
+    parts = module.split(".")
+    for length in range(1, len(parts) + 1):
+        home = ".".join(parts[:length])
+        if callable(getattr(sys.modules.get(home), name, None)):
+            break
+    return name if "._" in home else f"{home}.{name}"
 
 
 def borrowed(attempt: Any) -> str | None:

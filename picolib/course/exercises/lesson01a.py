@@ -23,10 +23,11 @@ from picolib.course.exercises.lesson01a_count import (
     count_cases,
     is_number,
     judge_count,
+    of_python,
     pick,
     shown,
 )
-from picolib.course.words import times
+from picolib.course.words import number_of, times
 from picolib.model.config import LlamaConfig
 from picolib.plan.memory import PRESETS, kv_cache_bytes, model_state_parts
 
@@ -51,7 +52,7 @@ def state_cases(world_size: int, seed: int) -> list[Case]:
 def all_stages(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: what the function says for each stage."""
     with calls_into(*LIBRARY) as called:
-        said = [fn(*arguments, stage) for stage in STAGES]
+        said = [of_python(fn(*arguments, stage)) for stage in STAGES]
     return {"said": said, "borrowed": called[:1]}
 
 
@@ -65,7 +66,8 @@ def judge_state(attempt: Any) -> str | None:
         wrong = [i for i in range(3) if abs(said[i] - right[i]) > 1e-9 * right[i]]
         if wrong:
             part = PARTS[wrong[0]]
-            told = f"{STAGES[stage]}, {parameters:,} parameters on {ranks} ranks: {part} {said[wrong[0]]:,.0f} bytes, "
+            where = number_of(ranks, "rank")
+            told = f"{STAGES[stage]}, {parameters:,} parameters on {where}: {part} {said[wrong[0]]:,.0f} bytes, "
             told += f"where {right[wrong[0]]:,.0f} are right. "
             return told + _why_state(said, right, part, stage, parameters, ranks)
     return None
@@ -79,10 +81,18 @@ def _why_state(said: Sequence[float], right: Sequence[float], part: str, stage: 
     index = PARTS.index(part)
     factor = said[index] / right[index]
     close = lambda other: abs(factor - other) < 1e-9 * other  # noqa: E731
+    if not said[index]:
+        return f"The {part} take memory on every rank, in every stage."
+    if close(1e-9):
+        return "Asked are bytes, not GB."
     if ranks > 1 and close(ranks):
         return f"{STAGES[stage]} shares the {part} out: each of the {ranks} ranks keeps 1/N of them."
     if ranks > 1 and close(1 / ranks):
-        return f"{STAGES[stage]} keeps the {part} whole on every rank; they are shared out from stage {_from(part)} on."
+        whole = f"{STAGES[stage]} keeps the {part} whole on every rank"
+        return f"{whole}; they are shared out from stage {SHARDED_FROM[part]} on."
+    over = ranks / factor
+    if stage >= SHARDED_FROM[part] and over > 1 and abs(over - round(over)) < 1e-9:
+        return f"They are shared out over {over:.0f}; the number of ranks is the argument, {ranks}."
     if sorted(said) == sorted(right):
         return f"The order is {', '.join(PARTS)}."
     if part == "optimizer" and close(8 / 12):
@@ -100,11 +110,9 @@ def _why_state(said: Sequence[float], right: Sequence[float], part: str, stage: 
     return f"It is {times(factor)} as much." if factor > 0 else ""
 
 
-def _from(part: str) -> int:
-    return SHARDED_FROM[part]
-
-
 # 1.3 ----------------------------------------------------------------------------------------------------------
+
+HEAD_DIM = "head_dim is given: it is not h/heads."
 
 
 def cache_cases(world_size: int, seed: int) -> list[Case]:
@@ -141,6 +149,9 @@ def _why_cache(config: LlamaConfig, texts: int, tokens: int, size: int, factor: 
         (0.5, "Half of it: a key and a value are kept for each token."),
         (1 / config.num_hidden_layers, "That is one layer; each of them has a cache of its own."),
         (1 / size, "Those are numbers; asked are bytes."),
+        (1e-9, "Those are GB; asked are bytes."),
+        (1 / config.num_key_value_heads, "That is one head; each of the num_key_value_heads keeps a key and a value."),
+        (1 + groups / 2, "Queries are not kept: a token's query is used once, when that token is there."),
         (8, "Those are bits; asked are bytes."),
         (config.hidden_size / width, "Keys and values are num_key_value_heads·head_dim wide, not h."),
         (1 / texts, "That is one text; each of them has a cache of its own."),
@@ -149,7 +160,8 @@ def _why_cache(config: LlamaConfig, texts: int, tokens: int, size: int, factor: 
         (2 / size, "The numbers have bytes_per_number bytes, not always 2."),
         (tokens, "The cache grows with the tokens, not with their square: what is kept is keys and values, no scores."),
         (tokens / 2, "The cache grows with the tokens, not with their square: what is kept is keys and values."),
-        (config.hidden_size / config.num_attention_heads / config.head_dim, "head_dim is given: it is not h/heads."),
+        (config.hidden_size / config.num_attention_heads / config.head_dim, HEAD_DIM),
+        (config.hidden_size // config.num_attention_heads / config.head_dim, HEAD_DIM),
     ]
     for wrong, text in guesses:
         if wrong != 1 and abs(factor - wrong) < 1e-9 * wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -21,7 +22,12 @@ def by_arithmetic(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: what the function says, and whether the library has said it."""
     with calls_into(*LIBRARY) as called:
         said = fn(*arguments)
-    return {"said": said, "borrowed": called[:1]}
+    return {"said": of_python(said), "borrowed": called[:1]}
+
+
+def of_python(value: Any) -> Any:
+    """numpy's numbers and arrays as Python's own: who multiplies shapes with np.prod has counted as well."""
+    return value.tolist() if type(value).__module__ == "numpy" else value
 
 
 def pick(random: torch.Generator, *choices: int) -> int:
@@ -29,7 +35,8 @@ def pick(random: torch.Generator, *choices: int) -> int:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it is a number that can be compared: not True, not infinite, and not NaN, which differs from nothing."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def configuration(random: torch.Generator, **fixed: Any) -> LlamaConfig:
@@ -109,6 +116,9 @@ def _why_count(config: LlamaConfig, said: float, right: int) -> str:
     for factor, text in ((2, "in bf16, two for each"), (4, "in float32, four for each")):
         if said == factor * right:
             return f"Those are bytes ({text}); asked is how many parameters."
+    for unit, name in ((1e9, "billions"), (1e6, "millions")):
+        if abs(said * unit - right) < 1:
+            return f"Those are {name}; asked is the number itself."
     known = slips(config)
     for many in (1, 2):
         for names in itertools.combinations(known, many):

@@ -12,6 +12,12 @@ from picolib.course.exercises.lesson01b_masters import judge_masters, master_cas
 from picolib.course.exercises.lesson01b_recompute import forward_and_backward, judge_recomputation, recompute_cases
 
 LESSON = "01B_before_you_split"
+NOT_RECORDED = "does not require grad and does not have a grad_fn"
+RECORD = (
+    "Inside backward autograd records nothing: run the layer under torch.enable_grad(), on an input that requires a "
+    "gradient."
+)
+ONE_EACH = "backward returns one gradient for each argument of forward, and None for what is no tensor."
 
 EXERCISES = (
     Exercise(
@@ -27,6 +33,7 @@ EXERCISES = (
         call=forward_and_backward,
         judge=judge_recomputation,
         rules=(borrowed,),
+        raised=((NOT_RECORDED, RECORD), ("incorrect number of gradients", ONE_EACH)),
         sizes=(1,),
         verified="output and gradients of the plain stack; 8 layers keep 8 inputs where the plain stack keeps 40; "
         "each layer runs twice",

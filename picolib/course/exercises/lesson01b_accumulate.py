@@ -10,11 +10,15 @@ from torch import nn
 
 from picolib.course import values
 from picolib.course.exercise import Case
+from picolib.course.exercises.borrowed import calls_into
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.live import Live
 from picolib.course.words import apart, times
 from picolib.plan.memory import measure
 
-ROWS, WIDTH, CLASSES = 6, 8, 5
+ROWS, WIDTH, CLASSES = 256, 8, 5  # many rows, beside which the weights weigh nothing
+MORE = 1.4  # times what lives with one micro-batch: sums of gradients and Python's own objects come to 1.1
+TORCHS = ("torch.utils.checkpoint", "torch.distributed.algorithms")
 
 
 def model_of(seed: int) -> nn.Module:
@@ -35,18 +39,43 @@ def accumulation_cases(world_size: int, seed: int) -> list[Case]:
 
 
 def step_with(fn: Any, arguments: tuple) -> dict[str, Any]:
-    """In a rank: one accumulated step, measured; then one micro-batch alone, to compare."""
+    """In a rank: one accumulated step, measured, and another; then the same with one micro-batch alone, to compare."""
     seed, batches = arguments
     model = model_of(seed)
-    with measure(model) as found:
+    with measure(model) as found, calls_into(*TORCHS) as called:
         said = fn(model, [tuple(batch) for batch in batches])
-    alone = model_of(seed)
-    with measure(alone) as one:
-        F.cross_entropy(alone(batches[0][0]), batches[0][1]).backward()
+    with measure(alone := model_of(seed)) as one:
+        of_one(alone, batches)
     graph = isinstance(said, torch.Tensor) and said.requires_grad
-    gradients = {name: p.grad for name, p in model.named_parameters()}
     value = said.detach().item() if isinstance(said, torch.Tensor) and said.numel() == 1 else said
-    return {"said": value, "graph": graph, "gradients": gradients, "held": found.activations / one.activations}
+    _live_step(of_one, seed, batches)  # what torch sets up at the first time is nobody's
+    lives, runs = _live_step(fn, seed, batches)
+    first = model_of(seed).state_dict()
+    return {
+        "borrowed": called[0] if called else "",
+        "said": value,
+        "graph": graph,
+        "gradients": {name: p.grad for name, p in model.named_parameters()},
+        "moved": [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, first[name])],
+        "held": found.activations / one.activations,
+        "lives": lives / _live_step(of_one, seed, batches)[0],
+        "runs": runs,
+    }
+
+
+def of_one(model: nn.Module, batches: list[tuple]) -> None:
+    """The gradients of the first micro-batch."""
+    inputs, targets = batches[0]
+    F.cross_entropy(model(inputs), targets).backward()
+
+
+def _live_step(fn: Any, seed: int, batches: list[tuple]) -> tuple[int, int]:
+    """The most bytes that live in such a step, and how often the model's first layer has run."""
+    model = model_of(seed)
+    known = [*model.parameters(), *(tensor for batch in batches for tensor in batch)]
+    with Live(known, [model[0].weight]) as live:
+        fn(model, [tuple(batch) for batch in batches])
+    return live.most + live.most_objects, live.products[0]
 
 
 def reference(seed: int, batches: list[tuple]) -> tuple[float, dict[str, torch.Tensor]]:
@@ -62,7 +91,22 @@ def judge_accumulation(attempt: Any) -> str | None:
     """The whole batch's gradients and loss; never more than one micro-batch's graph."""
     got, (seed, batches) = attempt.outputs[0], attempt.case.inputs[0]
     loss, right = reference(seed, batches)
-    return _gradients(got, right, seed, batches) or _held(got, len(batches)) or _returned(got, loss, len(batches))
+    return (
+        _borrowed(got)
+        or _gradients(got, right, seed, batches)
+        or _held(got, len(batches))
+        or _more_than_asked(got, len(batches))
+        or _returned(got, loss, len(batches))
+    )
+
+
+def _borrowed(got: dict) -> str | None:
+    if not got["borrowed"]:
+        return None
+    return (
+        f"your function calls {got['borrowed']}, which computes everything twice to save memory. Here it is not "
+        "needed: a graph can go as soon as its own backward() has run, before the next one is made."
+    )
 
 
 def _gradients(got: dict, right: dict, seed: int, batches: list[tuple]) -> str | None:
@@ -83,6 +127,12 @@ def _gradients(got: dict, right: dict, seed: int, batches: list[tuple]) -> str |
         )
     if same(right, 1 / m):
         return f"every gradient is exactly {times(m)} too small. Is the division by {m} there twice?"
+    factor = float(mine[next(iter(right))].sum() / right[next(iter(right))].sum())
+    if same(right, factor):
+        return (
+            f"every gradient is {times(factor)} the right one with {m} micro-batches. Their number is "
+            "len(micro_batches), not always the same."
+        )
     for number, batch in enumerate(batches):
         for factor in (1, 1 / m):
             if same(reference(seed, [batch])[1], factor):
@@ -97,13 +147,34 @@ def _gradients(got: dict, right: dict, seed: int, batches: list[tuple]) -> str |
 
 
 def _held(got: dict, m: int) -> str | None:
-    if got["held"] <= 1.01 or m == 1:
+    if m == 1 or (got["held"] <= 1.01 and got["lives"] <= MORE):
         return None
+    if got["held"] <= 1.01:
+        return (
+            f"The gradients are right, and autograd itself held little; but at the most {got['lives']:.2g}x what one "
+            "micro-batch needs lived at a time, kept in another way. Nothing of a micro-batch is needed once its "
+            "backward() has run: call it inside the loop, for one micro-batch after the other."
+        )
     return (
         f"The gradients are right, but at its most autograd held {got['held']:.2g}x what one micro-batch needs: "
         "graphs live on. A graph is kept as long as a loss of it waits for backward(); call it inside the loop, "
         "for one micro-batch after the other."
     )
+
+
+def _more_than_asked(got: dict, m: int) -> str | None:
+    """Right gradients, but a step was taken, or the model ran too often."""
+    if got["moved"]:
+        return (
+            f"The gradients are right, but `{got['moved'][0]}` has changed. Asked are gradients, no step: the "
+            "optimizer steps later, where this function is called."
+        )
+    if got["runs"] > m:
+        return (
+            f"The gradients are right, but the model runs {got['runs']} times for {m} micro-batches: "
+            "once for each is enough, as the loss that backward() starts from is the one to return."
+        )
+    return None
 
 
 def _returned(got: dict, loss: float, m: int) -> str | None:

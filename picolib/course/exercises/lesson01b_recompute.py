@@ -1,7 +1,8 @@
-"""Exercise 1.4: activation checkpointing, judged by what autograd holds, at the end of forward and at its most."""
+"""Exercise 1.4: activation checkpointing, judged by what lives at the end of the forward pass, and at its most."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,24 +11,28 @@ from torch import nn
 from picolib.course.exercise import Case
 from picolib.course.exercises.borrowed import calls_into
 from picolib.course.exercises.data import generator
-from picolib.course.words import apart, times
-from picolib.plan.memory import measure
+from picolib.course.exercises.live import Live
+from picolib.course.words import apart
 
-LAYERS, BATCH, WIDTH = 8, 16, 8
+LAYERS, BATCH, WIDTH = 8, 256, 8  # a large batch, beside which weights and the objects of the graph weigh nothing
 INSIDE = 5  # what one layer saves, as a multiple of its input: the input, and the widened hidden activation
+AT_WORK = 30  # what may live beside all inputs while one layer is differentiated: 13 to 20 do in right answers
 NO_GRAPH = "a tensor without a graph"
-TORCHS = ("torch.utils.checkpoint", "torch.autograd.graph", "torch.distributed.algorithms")
+TORCHS = ("torch.utils.checkpoint", "torch.distributed.algorithms")
 
 
-def stack(seed: int, counter: list[int] | None = None) -> nn.ModuleList:
-    """Layers h -> 4h -> h in float64, each adding to the stream; `counter` counts how often each one runs."""
+def stack(seed: int) -> nn.ModuleList:
+    """Layers h -> 4h -> h in float64."""
     torch.manual_seed(seed)
-    layers = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH))
-                           for _ in range(LAYERS)).double()  # fmt: skip
-    if counter is not None:
-        for number, layer in enumerate(layers):
-            layer.register_forward_pre_hook(lambda *_, number=number: counter.__setitem__(number, counter[number] + 1))
-    return layers
+    return nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH))
+                         for _ in range(LAYERS)).double()  # fmt: skip
+
+
+def plain(layers: nn.ModuleList, x: torch.Tensor) -> torch.Tensor:
+    """The stack as it would be run without recomputation."""
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def recompute_cases(world_size: int, seed: int) -> list[Case]:
@@ -38,23 +43,36 @@ def recompute_cases(world_size: int, seed: int) -> list[Case]:
 
 
 def forward_and_backward(fn: Any, arguments: tuple) -> dict[str, Any]:
-    """In a rank: a forward pass, then another with its backward pass, through the learner's function."""
+    """In a rank: a forward pass, to see what is called and returned; then a step, and what lives in it."""
     seed, x = arguments
-    counter = [0] * LAYERS
-    layers, x = stack(seed, counter), x.clone().requires_grad_()
-    with measure(layers) as forward, calls_into(*TORCHS) as called:
-        output = fn(layers, x)
+    layers = stack(seed)
+    with calls_into(*TORCHS) as called:
+        output = fn(layers, x.clone().requires_grad_())
     if called or not isinstance(output, torch.Tensor) or not output.requires_grad:
-        return {"borrowed": _public(called), "kind": _kind(output)}
+        return {"borrowed": called[:1], "kind": _kind(output)}
     del output
-    counter[:] = [0] * LAYERS
-    with measure(layers) as both:
+    _step(plain, layers, x)  # what torch sets up at the first time is nobody's
+    return {"borrowed": [], "kind": "", **_step(fn, layers, x)}
+
+
+def _step(fn: Callable, layers: nn.ModuleList, x: torch.Tensor) -> dict[str, Any]:
+    """A step from gradients of 1 on; x is no leaf, as in a model. Sizes are multiples of that of x."""
+    leaf = x.clone().requires_grad_()
+    owners = {**dict(layers.named_parameters()), "x": leaf}
+    for tensor in owners.values():
+        tensor.grad = torch.ones_like(tensor)
+    known = [t for owner in owners.values() for t in (owner, owner.grad)]
+    x = leaf * 1
+    with Live([*known, x], [layer[0].weight for layer in layers]) as live:
         output = fn(layers, x)
+        kept = {"objects": live.objects() / x.nbytes, "tensors": live.now / x.nbytes}
         _backward(output)
-    runs = list(counter)
-    gradients = {name: p.grad for name, p in layers.named_parameters()} | {"x": x.grad}
-    held = {"forward": forward.activations / x.nbytes, "most": both.activations / x.nbytes}
-    return {"borrowed": [], "kind": "", "output": output, "gradients": gradients, "runs": runs, **held}
+        output = output.detach().clone()
+        left = (live.objects() + live.now) / x.nbytes
+    runs = [live.products[number] - 1 for number in range(len(layers))]  # one product is that of backward
+    gradients = {name: tensor.grad - 1 for name, tensor in owners.items()}
+    sizes = {**kept, "most": live.most / x.nbytes, "left": left}
+    return {"output": output, "gradients": gradients, "runs": runs, **sizes}
 
 
 def _backward(output: torch.Tensor) -> None:
@@ -73,18 +91,11 @@ def _kind(output: Any) -> str:
     return "nothing" if output is None else f"a {type(output).__name__}"
 
 
-def _public(called: list[str]) -> list[str]:
-    """The first call, by the name of its module."""
-    return [name.rsplit(".", 1)[0] if "checkpoint" in name else name for name in called[:1]]
-
-
-def plain(seed: int, x: torch.Tensor) -> dict[str, Any]:
-    """The same through the plain loop."""
+def reference(seed: int, x: torch.Tensor) -> dict[str, Any]:
+    """Output and gradients of the plain stack."""
     layers, x = stack(seed), x.clone().requires_grad_()
-    y = x
-    for layer in layers:
-        y = layer(y)
-    (y * torch.arange(WIDTH)).sum().backward()
+    y = plain(layers, x)
+    _backward(y)
     return {"output": y.detach(), "gradients": {name: p.grad for name, p in layers.named_parameters()} | {"x": x.grad}}
 
 
@@ -98,8 +109,8 @@ def judge_recomputation(attempt: Any) -> str | None:
             f"the answer is {NO_GRAPH}: backward() cannot start from it. Under no_grad() nothing is recorded, so "
             "an autograd.Function has to stand in the graph in the layer's place."
         )
-    right = plain(*attempt.case.inputs[0])
-    return _output(got, right) or _gradients(got, right) or _held(got) or _runs(got)
+    right = reference(*attempt.case.inputs[0])
+    return _output(got, right) or _gradients(got, right) or _held(got) or _runs(got) or _left(got)
 
 
 def _output(got: dict, right: dict) -> str | None:
@@ -109,14 +120,19 @@ def _output(got: dict, right: dict) -> str | None:
 
 
 def _gradients(got: dict, right: dict) -> str | None:
-    missing = [name for name in right["gradients"] if got["gradients"][name] is None]
+    missing = [name for name in right["gradients"] if not got["gradients"][name].any()]
+    if "x" in missing[1:] and f"{LAYERS - 1}.2.bias" not in missing:
+        return (
+            f"the last layer has gradients, and `{missing[0]}` has none: on the way back the chain breaks off. Does "
+            "backward return the gradient of the layer's input, and does that input require one when it runs again?"
+        )
     if missing and missing[0] != "x":
         return (
             f"`{missing[0]}` has no gradient. The layer that runs again in backward needs a backward pass of its own, "
             "through its parameters too: torch.autograd.backward(output, gradient)."
         )
     if missing:
-        return "x has no gradient: backward must return that of the layer's input."
+        return "x has no gradient: what you return must hang on x, layer by layer, as x is the output of other layers."
     for name, exact in right["gradients"].items():
         mine = got["gradients"][name]
         if mine.shape == exact.shape and torch.allclose(mine, exact, rtol=1e-9, atol=1e-12):
@@ -130,23 +146,27 @@ def _gradients(got: dict, right: dict) -> str | None:
 def _factor(mine: torch.Tensor, exact: torch.Tensor) -> str:
     if torch.allclose(mine, 2 * exact, rtol=1e-9, atol=1e-12):
         return " It is there twice: does backward add it and return it, or run twice?"
-    if bool((mine.abs() < 1e-15).all()):
-        return " It is zero."
+    if torch.allclose(mine, exact - 1, rtol=1e-9, atol=1e-12):
+        return " What .grad held before, from another micro-batch, is gone: a backward pass adds to it."
     return " Is the incoming gradient passed on to the layer's own backward pass?"
 
 
 def _held(got: dict) -> str | None:
-    whole = LAYERS * INSIDE
-    if got["forward"] > LAYERS + 1.01:
+    """After the forward pass, and at the most."""
+    objects = got["objects"] if got["objects"] > 5 else 0  # a few are there always
+    if got["tensors"] + objects > LAYERS + 1.5:
+        where = "It counts wherever it is kept: by autograd, on ctx, in a list, by a hook."
+        if objects:
+            where = "Bytes, numbers and arrays need memory as tensors do."
         return (
-            f"after the forward pass autograd holds {got['forward']:g} times the input; the plain stack holds {whole}, "
-            f"and {LAYERS} are enough: the input of each of the {LAYERS} layers."
+            f"after the forward pass {got['tensors'] + objects:.0f} times the input is held; the plain stack holds "
+            f"{LAYERS * INSIDE}, and {LAYERS} are enough: the input of each of the {LAYERS} layers. {where}"
         )
-    if got["most"] > LAYERS + INSIDE + 1.01:
+    if got["most"] > LAYERS + AT_WORK:
         return (
-            f"after the forward pass little is held ({got['forward']:g} times the input), but during backward it is "
-            f"{got['most']:g} times: {times(got['most'] / (LAYERS + INSIDE - 1))} what one layer at a time needs. "
-            "Make each layer a piece of its own, so that one is computed again when the one after it is done."
+            f"after the forward pass little is held ({got['tensors']:.0f} times the input), but during backward "
+            f"{got['most']:.0f} times the input lives at a time, where {LAYERS + 13} are enough. Make each layer a "
+            "piece of its own, so that one is computed again when the one after it is done."
         )
     return None
 
@@ -154,8 +174,18 @@ def _held(got: dict) -> str | None:
 def _runs(got: dict) -> str | None:
     for number, runs in enumerate(got["runs"]):
         if runs != 2:
+            often = "once" if runs == 1 else f"{runs} times"
             return (
-                f"right, and little is held; but layer {number} runs {runs} times: twice are enough, once in forward "
+                f"right, and little is held; but layer {number} runs {often}: it is to run twice, once in forward "
                 "and once in backward, from its own saved input."
             )
+    return None
+
+
+def _left(got: dict) -> str | None:
+    if got["left"] > 7:
+        return (
+            f"the step is over, and {got['left']:.0f} times the input lives on: your function keeps tensors outside "
+            "the graph, where nobody lets go of them. ctx.save_for_backward(x) keeps them as long as they are needed."
+        )
     return None

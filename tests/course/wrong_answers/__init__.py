@@ -18,6 +18,7 @@ LESSONS = (
     "lesson00",
     "lesson01a",
     "lesson01b",
+    "lesson01b_kept",
     "lesson02a",
     "lesson02b",
     "lesson03a",

@@ -93,14 +93,14 @@ def known_beforehand(config):
     return 8_030_261_248
 
 
-@wrong("1.1", "picolib's own", "picolib.plan.memory.parameters.parameter_count", "do it with arithmetic")
+@wrong("1.1", "picolib's own", "your function calls picolib.plan.memory.parameter_count", "do it with arithmetic")
 def the_librarys_count(config):
     import picolib
 
     return picolib.memory.parameter_count(config)
 
 
-@wrong("1.1", "builds the model", "your function calls picolib.model.llama")
+@wrong("1.1", "builds the model", "your function calls picolib.model.LlamaForCausalLM")
 def builds_the_model(config):
     import torch
 
@@ -108,6 +108,31 @@ def builds_the_model(config):
 
     with torch.device("meta"):
         return sum(p.numel() for p in LlamaForCausalLM(config).parameters())
+
+
+@wrong("1.1", "picolib's own, in another thread", "your function calls picolib.plan.memory.parameter_count")
+def in_another_thread(config):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from picolib import memory
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(memory.parameter_count, config).result()
+
+
+@wrong("1.1", "billions", "Those are billions; asked is the number itself")
+def in_billions(config):
+    return sum_of_products(config) / 1e9
+
+
+@wrong("1.1", "not a number", "must be a number of parameters, not nan")
+def not_a_number(config):
+    return float("nan")
+
+
+@wrong("1.1", "a text", "must be a number of parameters, not '")
+def as_text(config):
+    return f"{sum_of_products(config):,}"
 
 
 @wrong("1.1", "returns nothing", "must be a number of parameters")
@@ -127,10 +152,12 @@ def one_line_a_part(parameters, ranks, stage):
     )
 
 
-@right("1.2", "a table of stages, whole numbers")
+@right("1.2", "a table of stages, whole numbers of numpy")
 def table_of_stages(parameters, ranks, stage):
+    import numpy as np
+
     shared = [(1, 1, 1), (1, 1, ranks), (1, ranks, ranks), (ranks, ranks, ranks)][stage]
-    return [size * parameters // by for size, by in zip((2, 2, 12), shared, strict=True)]
+    return np.array([2, 2, 12]) * parameters // np.array(shared)
 
 
 @wrong("1.2", "everything is shared out from stage 1 on", "ZeRO-1 keeps the parameters whole on every rank")
@@ -178,12 +205,47 @@ def numbers(parameters, ranks, stage):
     return tuple(part / size for part, size in zip(one_line_a_part(parameters, ranks, stage), (2, 2, 4), strict=True))
 
 
+@wrong("1.2", "GB", "Asked are bytes, not GB")
+def in_gigabytes(parameters, ranks, stage):
+    return [part / 1e9 for part in one_line_a_part(parameters, ranks, stage)]
+
+
+@wrong("1.2", "always eight ranks", "on 1 rank:", "shared out over 8; the number of ranks is the argument, 1")
+def always_eight(parameters, ranks, stage):
+    return one_line_a_part(parameters, 8, stage)
+
+
+@wrong("1.2", "the other ranks only", "shared out over 7; the number of ranks is the argument, 8")
+def the_other_ranks(parameters, ranks, stage):
+    return one_line_a_part(parameters, max(1, ranks - 1), stage)
+
+
+@wrong("1.2", "all of it in one part", "ZeRO-3 shares the parameters out: each of the 8 ranks keeps 1/N")
+def all_in_one_part(parameters, ranks, stage):
+    return one_line_a_part(parameters, ranks, stage) if stage < 3 else (16 * parameters / ranks, 0, 0)
+
+
+@wrong("1.2", "nothing", "The parameters take memory on every rank, in every stage")
+def nothing_at_all(parameters, ranks, stage):
+    return 0, 0, 0
+
+
+@wrong("1.2", "not numbers", "must return three numbers")
+def state_of_nans(parameters, ranks, stage):
+    return (float("nan"),) * 3
+
+
+@wrong("1.2", "a dictionary", "must return three numbers")
+def as_dictionary(parameters, ranks, stage):
+    return dict(zip(("parameters", "gradients", "optimizer"), one_line_a_part(parameters, ranks, stage), strict=True))
+
+
 @wrong("1.2", "only the sum", "must return three numbers")
 def only_the_sum(parameters, ranks, stage):
     return sum(one_line_a_part(parameters, ranks, stage))
 
 
-@wrong("1.2", "picolib's own", "picolib.plan.memory.state.model_state_parts")
+@wrong("1.2", "picolib's own", "picolib.plan.memory.model_state_parts")
 def the_librarys_state(parameters, ranks, stage):
     from picolib.plan.memory import model_state_parts
 
@@ -238,6 +300,33 @@ def two_bytes(config, texts, tokens, bytes_per_number):
     return a_product(config, texts, tokens, 2)
 
 
+@wrong("1.3", "one head", "That is one head")
+def one_head(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, bytes_per_number) // config.num_key_value_heads
+
+
+@wrong("1.3", "h/heads for head_dim", "head_dim is given")
+def heads_from_h(config, texts, tokens, bytes_per_number):
+    head_dim = config.hidden_size // config.num_attention_heads
+    return a_product(config, texts, tokens, bytes_per_number) // config.head_dim * head_dim
+
+
+@wrong("1.3", "queries too", "Queries are not kept")
+def queries_too(config, texts, tokens, bytes_per_number):
+    width = (2 * config.num_key_value_heads + config.num_attention_heads) * config.head_dim
+    return config.num_hidden_layers * width * texts * tokens * bytes_per_number
+
+
+@wrong("1.3", "GB", "Those are GB; asked are bytes")
+def cached_gigabytes(config, texts, tokens, bytes_per_number):
+    return a_product(config, texts, tokens, bytes_per_number) / 1e9
+
+
+@wrong("1.3", "not a number", "must be a number of bytes, not nan")
+def cache_of_nan(config, texts, tokens, bytes_per_number):
+    return float("nan")
+
+
 @wrong("1.3", "one text", "That is one text")
 def one_text(config, texts, tokens, bytes_per_number):
     return a_product(config, 1, tokens, bytes_per_number)
@@ -253,7 +342,7 @@ def two_faults(config, texts, tokens, bytes_per_number):
     return a_product(config, texts, tokens, bytes_per_number) / 2 / config.num_hidden_layers
 
 
-@wrong("1.3", "picolib's own", "picolib.plan.memory.inference.kv_cache_bytes")
+@wrong("1.3", "picolib's own", "picolib.plan.memory.kv_cache_bytes")
 def the_librarys_cache(config, texts, tokens, bytes_per_number):
     from picolib.plan import memory
 

@@ -57,7 +57,7 @@ def with_grad(layers, x):
     return x
 
 
-@wrong("1.4", "keeps everything", "autograd holds 40 times the input", "8 are enough")
+@wrong("1.4", "keeps everything", "after the forward pass 40 times the input is held", "8 are enough")
 def keeps_everything(layers, x):
     for layer in layers:
         x = layer(x)
@@ -77,7 +77,7 @@ def returns_nothing(layers, x):
     function_for_each(layers, x)
 
 
-@wrong("1.4", "the whole stack as one piece", "during backward it is 40 times", "Make each layer a piece of its own")
+@wrong("1.4", "the whole stack as one piece", "but during backward", "Make each layer a piece of its own")
 def one_piece(layers, x):
     return Again.apply(x, torch.nn.Sequential(*layers))
 
@@ -167,12 +167,6 @@ def torchs_checkpoint(layers, x):
     return x
 
 
-@wrong("1.4", "puts what is saved somewhere else", "your function calls torch.autograd.graph")
-def somewhere_else(layers, x):
-    with torch.autograd.graph.save_on_cpu():
-        return keeps_everything(layers, x)
-
-
 # 1.5 master weights
 
 
@@ -246,6 +240,56 @@ def rounds_the_update(parameters, masters, lr):
 @wrong("1.5", "the wrong way", "It went the other way")
 def wrong_way(parameters, masters, lr):
     masters_in_place(parameters, masters, -lr)
+
+
+@wrong("1.5", "clears the gradients", "after the step .grad of parameter 0 is None", "zero_grad()")
+def clears_gradients(parameters, masters, lr):
+    masters_in_place(parameters, masters, lr)
+    for p in parameters:
+        p.grad = None
+
+
+@wrong("1.5", "zeroes the gradients", ".grad of parameter 0 is changed by the step", "a tensor of its own")
+def zeroes_gradients(parameters, masters, lr):
+    masters_in_place(parameters, masters, lr)
+    for p in parameters:
+        p.grad.zero_()
+
+
+@wrong("1.5", "new masters in the list", "masters[i] = … puts a new one into the list")
+def new_masters(parameters, masters, lr):
+    with torch.no_grad():
+        for i, p in enumerate(parameters):
+            masters[i] = masters[i] - lr * p.grad.float()
+            p.copy_(masters[i])
+
+
+@wrong("1.5", "a master that is forgotten", "100 updates are lost", "master -= … changes this one")
+def forgotten_master(parameters, masters, lr):
+    with torch.no_grad():
+        for p, master in zip(parameters, masters, strict=True):
+            master = master - lr * p.grad.float()
+            p.copy_(master)
+
+
+@wrong("1.5", "a learning rate of its own", "It steps with a learning rate of 0.001; here lr is 0.004")
+def own_rate(parameters, masters, lr):
+    masters_in_place(parameters, masters, 0.001)
+
+
+@wrong("1.5", "masters of its own", "100 updates are lost", "in the master itself")
+def own_masters(parameters, masters, lr):
+    own = own_masters.__dict__.setdefault("kept", {})
+    with torch.no_grad():
+        for p in parameters:
+            master = own.setdefault(id(p), p.detach().clone())
+            master -= lr * p.grad
+            p.copy_(master)
+
+
+@wrong("1.5", "the first parameter only", "master 1 is", "It has never moved")
+def first_only(parameters, masters, lr):
+    masters_in_place(parameters[:1], masters[:1], lr)
 
 
 @wrong("1.5", "torch's own", "your function calls torch.optim")
@@ -332,6 +376,81 @@ def whole_batch(model, micro_batches):
     inputs, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     loss = F.cross_entropy(model(inputs), targets)
     loss.backward()
+    return loss.item()
+
+
+@wrong(
+    "1.6", "torch's checkpoint", "your function calls torch.utils.checkpoint.checkpoint", "before the next one is made"
+)
+def with_checkpoint(model, micro_batches):
+    from torch.utils.checkpoint import checkpoint
+
+    losses = [F.cross_entropy(checkpoint(model, x, use_reentrant=False), t) for x, t in micro_batches]
+    mean = sum(losses) / len(micro_batches)
+    mean.backward()
+    return mean.item()
+
+
+@wrong("1.6", "hooks that keep every graph", "autograd itself held little", "lived at a time, kept in another way")
+def hooks_keep_graphs(model, micro_batches):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: [tensor.detach()], lambda packed: packed[0]):
+        return graphs_until_the_end(model, micro_batches)
+
+
+@wrong("1.6", "hooks that keep arrays", "lived at a time, kept in another way")
+def hooks_keep_arrays(model, micro_batches):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach().numpy().copy(), torch.from_numpy):
+        return graphs_until_the_end(model, micro_batches)
+
+
+@wrong("1.6", "recomputes by hand", "what one micro-batch needs")
+def recomputes_by_hand(model, micro_batches):
+    losses = [F.cross_entropy(Again.apply(x.requires_grad_(), model), t) for x, t in micro_batches]
+    mean = sum(losses) / len(micro_batches)
+    mean.backward()
+    return mean.item()
+
+
+@wrong("1.6", "the loss from another forward pass", "the model runs 8 times for 4 micro-batches", "once for each")
+def loss_again(model, micro_batches):
+    backward_in_the_loop(model, micro_batches)
+    with torch.no_grad():
+        return sum(F.cross_entropy(model(x), t).item() for x, t in micro_batches) / len(micro_batches)
+
+
+@wrong("1.6", "steps as well", "has changed. Asked are gradients, no step")
+def steps_as_well(model, micro_batches):
+    loss = backward_in_the_loop(model, micro_batches)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss
+
+
+@wrong("1.6", "4 written out", "every gradient is 0.75x the right one with 3 micro-batches", "len(micro_batches)")
+def four_written_out(model, micro_batches):
+    total = 0.0
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets) / 4
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("1.6", "hidden activations kept in a list", "lived at a time, kept in another way")
+def keeps_activations(model, micro_batches):
+    kept, total = [], 0.0
+    for inputs, targets in micro_batches:
+        kept.append([model[:2](inputs).detach().repeat(1, 3), inputs])
+        total += backward_in_the_loop(model, [(inputs, targets)])
+    for p in model.parameters():
+        p.grad /= len(micro_batches)
+    return total / len(micro_batches)
+
+
+@wrong("1.6", "the loss of the last one", "the loss returned is", "Is it the mean over all?")
+def last_loss(model, micro_batches):
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets)
+        (loss / len(micro_batches)).backward()
     return loss.item()
 
 
