@@ -9,10 +9,12 @@ from picolib.course.figures.collectives import collectives_picture, collectives_
 from picolib.course.figures.curves import cost_curves, loss_curves
 from picolib.course.figures.display import display_figure
 from picolib.course.figures.formula import bytes_vs_formula
+from picolib.course.figures.fsdp_life import fsdp_life
 from picolib.course.figures.layouts import layouts
 from picolib.course.figures.matrix import message_matrix
 from picolib.course.figures.memory import held_curves, memory_bars
 from picolib.course.figures.scaling import scaling
+from picolib.course.figures.sharding_trade import sharding_trade
 from picolib.course.figures.stack import stack
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
 from picolib.course.figures.timeline import timeline
@@ -32,6 +34,7 @@ __all__ = [
     "display_figure",
     "exposed_seconds",
     "frame",
+    "fsdp_life",
     "held_curves",
     "layouts",
     "loss_curves",
@@ -39,6 +42,7 @@ __all__ = [
     "message_matrix",
     "overview",
     "scaling",
+    "sharding_trade",
     "stack",
     "timeline",
     "token_weights",

@@ -71,9 +71,16 @@ def _cut(events: Sequence[Any], step: Any) -> Step:
 
 
 def training_step(
-    trace: Any, title: str = "One training step", number: int | None = None, ranks: Sequence[int] = (0, 1)
+    trace: Any,
+    title: str = "One training step",
+    number: int | None = None,
+    ranks: Sequence[int] = (0, 1),
+    what: str = "all-reduce",
 ) -> Figure:
-    """A step (None: the quickest) of some ranks: its marks, and below them its all-reduces, hidden or exposed (red)."""
+    """A step (None: the quickest) of some ranks: its marks, and below them its all-reduces, hidden or exposed (red).
+
+    what: the word for the collectives, where they are others than all-reduces.
+    """
     steps = steps_of(trace, number)
     shown = [(rank, steps[rank]) for rank in ranks if rank < len(steps)]
     counts = [len(step.collectives) for _, step in shown]
@@ -85,7 +92,7 @@ def training_step(
     if len(shown) < len(steps):
         text = f"{ranks_text([rank for rank, _ in shown])} of {len(steps)}"
         figure.text(WIDTH - 20, 26, text, size=SMALL, color=MUTED, anchor="end")
-    _legend(figure)
+    _legend(figure, what)
     _axis(figure, scale, TOP + sum(heights))
     for place, (rank, step) in enumerate(shown):
         _lane(figure, scale, rank, step, TOP + sum(heights[:place]))
@@ -142,7 +149,7 @@ def _axis(figure: Figure, scale: Scale, y: float) -> None:
         figure.text(scale(value), y + 14, text, size=SMALL, color=MUTED, anchor="middle")
 
 
-def _legend(figure: Figure) -> None:
+def _legend(figure: Figure, what: str) -> None:
     x = 20.0
     for color, text in (
         (WORK, "compute"),

@@ -4,17 +4,21 @@ from picolib.course.widgets.base import Explorer
 from picolib.course.widgets.buckets import bucket_explorer
 from picolib.course.widgets.cost import cost_explorer
 from picolib.course.widgets.deadlock import deadlock_explorer
+from picolib.course.widgets.fsdp import fsdp_stepper
 from picolib.course.widgets.memory import memory_explorer
 from picolib.course.widgets.stepper import stepper, steps
 from picolib.course.widgets.tokens import token_explorer
+from picolib.course.widgets.trade import trade_explorer
 
 __all__ = [
     "Explorer",
     "bucket_explorer",
     "cost_explorer",
     "deadlock_explorer",
+    "fsdp_stepper",
     "memory_explorer",
     "stepper",
     "steps",
     "token_explorer",
+    "trade_explorer",
 ]

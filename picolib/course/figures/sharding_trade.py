@@ -1,0 +1,154 @@
+"""DDP or FSDP: bytes, memory and time of a step by formula. Both hide what they send behind compute, as far as it goes.
+
+A transformer layer of P parameters computes 2P floating-point operations a token forward and twice that backward.
+Parameters and gradients travel in bf16, 2 bytes; the state has 16 bytes a parameter (01A). Sources: Rajbhandari et al.
+2020 (ZeRO); Kaplan et al. 2020, section 2.1, for the operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from picolib.course.figures.axes import Scale
+from picolib.course.figures.canvas import Figure, text_width
+from picolib.course.style import ACCENT, GOOD, GRID, INK, LARGE, MUTED, SMALL, WIDTH, seconds_text
+
+BYTES, STATE, CARD = 2, 16, 80e9  # of a number that travels; of state, a parameter; of a GPU
+FLOPS = 4e14  # operations a second that a GPU reaches in bf16: 40% of what an H100 is sold for
+WORK = "#b9bec4"
+LEFT, RIGHT, ROW, TOP = 118, 250, 29, 96
+
+
+class Model(NamedTuple):
+    """What matters of a model here."""
+
+    name: str
+    parameters: float
+    layers: int
+
+
+MODELS = (Model("Llama 3.2 1B", 1.24e9, 16), Model("Llama 3 8B", 8.03e9, 32), Model("Llama 3 70B", 70.6e9, 80))
+
+
+class Plan(NamedTuple):
+    """A step of one rank: bytes that it sends, bytes of state, seconds of compute, seconds in which it only waits."""
+
+    name: str
+    sent: float
+    state: float
+    compute: float
+    exposed: float
+
+
+def fsdp_seconds(forward: float, backward: float, gather: float, reduce: float, layers: int, keeps: bool) -> float:
+    """A step of equal layers, the next all-gather under way while one computes; messages queue on one network.
+
+    keeps: whole weights stay from forward to backward (reshard_after_forward=False).
+    """
+    network = clock = 0.0
+
+    def fetched(at: float) -> float:
+        nonlocal network
+        network = max(network, at) + gather
+        return network
+
+    there = fetched(0.0)
+    for layer in range(layers):
+        clock = max(clock, there)
+        there = fetched(clock) if layer + 1 < layers else clock
+        clock += forward
+    there = clock if keeps else fetched(clock)
+    for layer in reversed(range(layers)):
+        clock = max(clock, there)
+        there = fetched(clock) if layer and not keeps else clock
+        clock += backward
+        network = max(network, clock) + reduce
+    return max(clock, network)
+
+
+def ddp_seconds(forward: float, backward: float, reduce: float, layers: int) -> float:
+    """A step of equal layers, each layer's all-reduce started when its backward pass is through."""
+    clock, network = layers * forward, 0.0
+    for _ in range(layers):
+        clock += backward
+        network = max(network, clock) + reduce
+    return max(clock, network)
+
+
+def plans(model: Model, ranks: int, tokens: float, bandwidth: float, flops: float = FLOPS) -> list[Plan]:
+    """DDP, FSDP, and FSDP that keeps whole weights until backward. tokens: of one rank; bandwidth: bytes a second."""
+    layer, share = model.parameters / model.layers, (ranks - 1) / ranks
+    forward, backward = (times * layer * tokens / flops for times in (2, 4))
+    once = share * layer * BYTES / bandwidth  # an all-gather or a reduce-scatter of a layer
+    compute, whole = model.layers * (forward + backward), model.parameters * BYTES
+    state = STATE * model.parameters
+    seconds = {
+        "DDP": ddp_seconds(forward, backward, 2 * once, model.layers),
+        "FSDP": fsdp_seconds(forward, backward, once, once, model.layers, keeps=False),
+        "FSDP, kept": fsdp_seconds(forward, backward, once, once, model.layers, keeps=True),
+    }
+    sent = {"DDP": 2, "FSDP": 3, "FSDP, kept": 2}
+    held = {"DDP": state, "FSDP": state / ranks + 2 * layer * BYTES, "FSDP, kept": state / ranks + whole}
+    return [Plan(name, sent[name] * share * whole, held[name], compute, seconds[name] - compute) for name in seconds]
+
+
+def break_even_tokens(ranks: int, bandwidth: float, flops: float = FLOPS) -> float:
+    """Tokens a rank from which on a layer's compute hides its all-gather: 2PT/flops = 2P(N-1)/N/bandwidth.
+
+    >>> break_even_tokens(8, 50e9)
+    7000.0
+    """
+    return flops * BYTES * (ranks - 1) / ranks / (2 * bandwidth)
+
+
+def sharding_trade(model: Model, ranks: int, tokens: Sequence[float], bandwidth: float) -> Figure:
+    """For each number of tokens a rank: compute and exposed communication of a step, bytes sent, state on a rank."""
+    groups = [(count, plans(model, ranks, count, bandwidth)) for count in tokens]
+    height = TOP + sum(ROW * len(rows) + 34 for _, rows in groups)
+    title = f"{model.name} on {ranks} ranks, {bandwidth / 1e9:g} GB/s: a step"
+    figure = Figure(height + 30, f"{title}. {_told(groups)}")
+    figure.text(20, 28, title, size=LARGE, bold=True)
+    _legend(figure)
+    scale = Scale(0, max(plan.compute + plan.exposed for _, rows in groups for plan in rows), LEFT, WIDTH - RIGHT)
+    for value in scale.ticks(5):
+        figure.line([(scale(value), TOP - 12), (scale(value), height)], GRID)
+        text = seconds_text(value) if value else "0"
+        figure.text(scale(value), height + 14, text, size=SMALL, color=MUTED, anchor="middle")
+    top = TOP
+    for count, rows in groups:
+        figure.text(20, top, f"{count:,.0f} tokens a rank", size=SMALL, bold=True)
+        for number, plan in enumerate(rows):
+            _bar(figure, scale, plan, top + 14 + ROW * number)
+        top += ROW * len(rows) + 34
+    return figure
+
+
+def _bar(figure: Figure, scale: Scale, plan: Plan, top: float) -> None:
+    middle, end = scale(plan.compute), scale(plan.compute + plan.exposed)
+    figure.text(LEFT - 8, top + 11, plan.name, size=SMALL, anchor="end")
+    figure.box(LEFT, top, middle - LEFT, 22, fill=WORK)
+    if end > middle:
+        figure.box(middle, top, end - middle, 22, fill=ACCENT)
+    x = WIDTH - RIGHT + 14
+    figure.text(x, top + 11, f"{plan.sent / 1e9:,.3g} GB sent", size=SMALL, color=INK)
+    fits = plan.state <= CARD
+    figure.text(x + 104, top + 11, f"{plan.state / 1e9:,.3g} GB held", size=SMALL, bold=True,
+                color=GOOD if fits else ACCENT)  # fmt: skip
+
+
+def _legend(figure: Figure) -> None:
+    x = 20.0
+    for color, text in ((WORK, "compute"), (ACCENT, "exposed communication")):
+        figure.box(x, 51, 14, 12, fill=color)
+        figure.text(x + 20, 57, text, size=SMALL, color=MUTED)
+        x += 40 + text_width(text, SMALL)
+    figure.text(WIDTH - RIGHT + 118, 57, "red: above 80 GB", size=SMALL, color=MUTED)
+
+
+def _told(groups: Sequence[tuple[float, list[Plan]]]) -> str:
+    said = []
+    for count, rows in groups:
+        parts = [f"{plan.name} {100 * plan.exposed / (plan.compute + plan.exposed):.0f}% exposed" for plan in rows]
+        said.append(f"{count:,.0f} tokens: {', '.join(parts)}")
+    return "; ".join(said) + "."
