@@ -57,7 +57,9 @@ def examine(exercise: Exercise, fn: Any, seed: int | None = None) -> Verdict:
     home, *others = exercise.sizes
     first, *rest = exercise.cases(home, seed)
     rest += crosscheck.tampered(exercise, [first, *rest])
-    batches = [[first], *([rest] if rest else []), *(list(exercise.cases(n, seed)) for n in others)]
+    changed = crosscheck.reduced_otherwise(exercise, [first])
+    batches = [[first], rest, *(list(exercise.cases(n, seed)) for n in others), changed]
+    batches = [cases for cases in batches if cases]
     for cases in batches:
         for one in attempt(exercise, fn, cases):
             verdict.attempt = one

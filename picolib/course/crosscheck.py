@@ -5,7 +5,10 @@ may be a dummy while the numbers travel by another way. Against both:
 
 - what a sender notes (bytes and checksum of each message to a rank) must be what that rank notes of what came;
 - in one random case each number of every message is changed on its way: an output that is right all the same, where
-  it holds what only others had, was not made of the messages.
+  it holds what only others had, was not made of the messages;
+- where all-reduces are what an exercise is about, the results of all of them are changed in one case: an output that is
+  right all the same was not made of them;
+- the store, in which ranks find each other, may not be used at all.
 
 What remains undetected, as a check is made for honest mistakes and casual fakes:
 
@@ -13,7 +16,7 @@ What remains undetected, as a check is made for honest mistakes and casual fakes
 - a function that knows the tampered case (it counts its calls) and uses the messages in that one only;
 - messages that are used in part: numbers that could have been read from them, but came by another way, beside
   others that were read;
-- collectives: an all-reduce of dummies where the sums came by another way (in 0.3 and 2.8).
+- the same of all-reduces, and all that comes by files, sockets or shared memory and is then all-reduced.
 """
 
 from __future__ import annotations
@@ -37,7 +40,26 @@ def tampered(exercise: Exercise, cases: Sequence[Case]) -> list[Case]:
     if exercise.traffic is None or not floats or cases[0].world_size == 1:
         return []
     inputs = copy.deepcopy(floats[-1].inputs)  # a tensor changed in place must not be the other case's too
-    return [replace(floats[-1], kind="tampered", tampered=True, inputs=inputs)]
+    return [replace(floats[-1], kind="tampered", tampered="messages", inputs=inputs)]
+
+
+def reduced_otherwise(exercise: Exercise, cases: Sequence[Case]) -> list[Case]:
+    """The first case once more, for a run of its own, with the result of each all-reduce changed; see `ignored`."""
+    if exercise.ignores is None or cases[0].world_size == 1:
+        return []
+    return [replace(cases[0], tampered="all-reduces", inputs=copy.deepcopy(cases[0].inputs))]
+
+
+def ignored(attempt: Any) -> str | None:
+    """Ranks that hold the right numbers, though the results of all their all-reduces were changed."""
+    ignoring = attempt.exercise.ignores(attempt)
+    if not ignoring:
+        return None
+    return (
+        f"The values are right, but {ranks_text(ignoring)} {'does' if len(ignoring) == 1 else 'do'} not need the "
+        "all-reduces for them: with other numbers in every result they stay the same. What a rank ends with has to be "
+        "made of what the all-reduces leave."
+    )
 
 
 def unused(attempt: Any) -> str | None:

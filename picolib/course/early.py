@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from picolib.course.observe import Notebook
+from picolib.course.notebook import Notebook
 from picolib.launch.places import find_place
 
 # Functions that look at a tensor's shape or make another view of its memory: they read no number.

@@ -11,7 +11,7 @@ from picolib.launch.wording import listed
 ITSELF = "itself; ranks can only exchange messages with others"
 COPY_INSTEAD = "Copy the tensor instead: buffer.copy_(tensor)."
 IN_A_MESSAGE = re.compile(r"\bi?(send|recv)\(")
-TOO_MANY = re.compile(r"sent (\d+) messages in one call")
+TOO_MANY = re.compile(r"(sent|made) (\d+) (messages|collectives) in one call")
 
 
 def explained(attempt: Any) -> str:
@@ -77,7 +77,7 @@ def _raised(attempt: Any, text: str) -> str | None:
 
 
 def _endless(attempt: Any, text: str) -> str | None:
-    """`observe` has stopped a rank that went on sending."""
+    """`observe` has stopped a rank that went on sending, or all-reducing."""
     if not TOO_MANY.search(text):
         return None
     traffic = attempt.exercise.traffic

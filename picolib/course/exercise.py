@@ -36,7 +36,8 @@ class Case:
     expected: for each rank, the right output (None: the exercise judges by itself).
     pieces: how many chunks the input is thought of as having (0: none), to name what was sent.
     exact: nothing is added up, so the output must have the very bits of `expected`.
-    tampered: every message is changed on its way, so whoever uses what arrives must end with other numbers.
+    tampered: "messages" or "all-reduces" where every message, or the result of every all-reduce, is changed, so that
+        whoever uses what arrives must end with other numbers.
     """
 
     kind: str
@@ -44,7 +45,7 @@ class Case:
     expected: tuple[Any, ...] | None
     pieces: int = 0
     exact: bool = False
-    tampered: bool = False
+    tampered: str = ""
 
     @property
     def world_size(self) -> int:
@@ -89,6 +90,8 @@ class Exercise:
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
         call: (fn, arguments) -> output, run inside each rank in place of `fn(*arguments)`.
         keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
+        ignores: (attempt) -> the ranks that are right in a case in which the result of every all-reduce was changed;
+            such a case is tried where this is given.
         same_bits: every rank must end with the same bits.
         verified: the end of the text printed when passed; may use {messages}, {bytes}, {steps} of the first size.
         hints: three, each a little closer. stretch: not needed by anything later.
@@ -121,6 +124,7 @@ class Exercise:
     judge: Callable[[Any], str | None] | None = None
     call: Callable[[Any, tuple], Any] | None = None
     keeps: str = ""
+    ignores: Callable[[Any], Sequence[int]] | None = None
     same_bits: bool = False
     stretch: bool = False
     piece: str = "chunk"

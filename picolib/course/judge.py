@@ -45,11 +45,12 @@ def judge(attempt: Attempt) -> Fault | None:
 
 def _first_fault(attempt: Attempt) -> Fault | None:
     if attempt.error is not None:
-        return Fault(explained(attempt))
+        # Changed results may lead anywhere: an error, or a loop that does not end, is no fault then.
+        return None if attempt.case.tampered == "all-reduces" else Fault(explained(attempt))
     if attempt.case.tampered:
-        text = crosscheck.unused(attempt)
+        text = crosscheck.ignored(attempt) if attempt.case.tampered == "all-reduces" else crosscheck.unused(attempt)
         return Fault(text) if text else None
-    for look in (_forbidden, _unwaited, _early, _rules):
+    for look in (_stored, _forbidden, _unwaited, _early, _rules):
         text = look(attempt)
         if text:
             return Fault(text)
@@ -63,6 +64,17 @@ def _first_fault(attempt: Attempt) -> Fault | None:
         text = look(attempt)
         if text:
             return Fault(text, "", first_divergence(attempt))
+    return None
+
+
+def _stored(attempt: Attempt) -> str | None:
+    for rank, record in enumerate(attempt.ranks):
+        if record.store_used:
+            ways = "collectives" if attempt.exercise.allows & COLLECTIVES else "messages"
+            return (
+                f"rank {rank} used the store ({record.store_used}), which ranks need to find each other. "
+                f"What they tell each other has to travel in {ways}."
+            )
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 def makespan(ranks: Sequence[Sequence[list]], seconds: Callable[[int], float]) -> float:
     """When the last rank is through.
 
-    ranks: for each rank its entries (see `observe.Notebook`). seconds: bytes of a message -> how long it takes.
+    ranks: for each rank its entries (see `notebook.Notebook`). seconds: bytes of a message -> how long it takes.
     Messages that nobody sends are waited for in vain: their receivers simply stop.
     """
     clock = [0.0] * len(ranks)

@@ -27,13 +27,14 @@ from picolib.course.exercise import Case, Exercise
 from picolib.launch.frames import is_library
 
 LONGEST = 2.5  # seconds for one run on a machine that is free, so that a check stays within 3
+MOST_LOAD = 3.0  # times that where the machine is busy: right answers take a fifth of a second a run
 NOT_ATTEMPTED = "not attempted"
 AFTERWARDS = "Your function had returned by then: this came of what it returned, or left behind."
 
 
 @dataclass
 class RankRecord:
-    """What one rank did in one case: see `observe.Notebook` for the entries."""
+    """What one rank did in one case: see `notebook.Notebook` for the entries."""
 
     output: Any
     returned: Any
@@ -65,6 +66,16 @@ class RankRecord:
         return [e for e in self.entries if e[0] == "recv" and e[5] is None]
 
     @property
+    def store_used(self) -> str:
+        """The first method of the ranks' store that the learner's code has called; empty where none was."""
+        return next((e[1] for e in self.entries if e[0] == "store"), "")
+
+    @property
+    def reductions(self) -> list[list]:
+        """All-reduces of the learner's, in order: see `notebook.Notebook` for what an entry holds."""
+        return [e for e in self.entries if e[0] == "collective" and e[1] == "all_reduce"]
+
+    @property
     def unwaited(self) -> list[list]:
         """Messages and asynchronous collectives whose handle was never waited for."""
         waited = {e[1] for e in self.entries if e[0] == "wait"}
@@ -74,7 +85,8 @@ class RankRecord:
     @property
     def early(self) -> list[tuple[list, str]]:
         """(message or collective, place in the code) of each tensor that was used before wait()."""
-        by_id = {e[3] if e[0] != "collective" else e[4]: e for e in self.entries if e[0] not in ("wait", "early")}
+        told = [e for e in self.entries if e[0] in ("send", "recv", "collective")]
+        by_id = {e[4] if e[0] == "collective" else e[3]: e for e in told}
         return [(by_id[e[1]], e[2]) for e in self.entries if e[0] == "early"]
 
 
@@ -110,7 +122,7 @@ class Unknown(str):
 
 
 def perform(
-    fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: str, tampered: Sequence[bool] = ()
+    fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: str, tampered: Sequence[str] = ()
 ) -> Any:
     """In a rank: call the learner's function (or its serialised form) once per case; return plain records."""
     from picolib.course import early, observe
@@ -123,7 +135,7 @@ def perform(
     notebook = observe.install()
     rebound = rebinds(fn)
     records = []
-    for args, notebook.tamper in itertools.zip_longest(mine, tampered, fillvalue=False):
+    for args, notebook.tamper in itertools.zip_longest(mine, tampered, fillvalue=""):
         try:
             with early.Watch(notebook):
                 returned = exercise_call(fn, args) if exercise_call else fn(*args)
@@ -281,7 +293,7 @@ def longest() -> float:
         busy = os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):  # Windows has no load average
         busy = 1.0
-    return LONGEST * min(max(busy, 1.0), 8.0)
+    return LONGEST * min(max(busy, 1.0), MOST_LOAD)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def test_a_right_answer_passes_however_it_is_written(answer: Answer):
     assert verdict.passed, failed_text(verdict)
 
 
-def test_each_exercise_has_two_right_answers_and_at_least_three_wrong_ones():
+def test_each_exercise_has_at_least_two_right_answers_and_at_least_three_wrong_ones():
     wrong, right = (Counter(a.exercise for a in ANSWERS if bool(a.says) is kind) for kind in (True, False))
-    assert {id_: right[id_] for id_ in exercises()} == dict.fromkeys(exercises(), 2)
+    assert [id_ for id_ in exercises() if right[id_] < 2] == []
     assert [id_ for id_ in exercises() if wrong[id_] < 3] == []

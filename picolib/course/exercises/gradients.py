@@ -13,6 +13,7 @@ import torch
 
 from picolib.course import digits, values
 from picolib.course.exercise import COLLECTIVES, Case
+from picolib.course.exercises.lesson03a_refuse import no_barrier
 from picolib.course.words import apart, number_of, ranks_text, times
 
 Gradients = dict[str, torch.Tensor]
@@ -36,7 +37,32 @@ def only_all_reduce(attempt: Any) -> str | None:
                 return f"rank {rank} called picolib's own {name}. Here you write it yourself, with all_reduce."
             if name in COLLECTIVES - {"all_reduce"}:
                 return f"rank {rank} called {name}; here all_reduce is enough."
-    return None
+    return no_barrier(attempt)
+
+
+def not_its_own(rank: int, given: Sequence[list], own: Gradients) -> str | None:
+    """What a rank gives to its all-reduces are its own gradients, each number once, all by the same factor or none.
+
+    given: the all-reduces' entries (see `notebook.Notebook`) of one backward pass.
+    """
+    if any(entry[5] is None for entry in given):
+        return None
+    numbers = torch.tensor(sorted(x for entry in given for x in entry[5]), dtype=torch.float64)
+    right = torch.cat([tensor.double().flatten() for tensor in own.values()]).sort().values
+    if numbers.shape == right.shape and right.any():
+        factor = numbers.abs().sum() / right.abs().sum()
+        if torch.allclose(numbers, right * factor, rtol=1e-5, atol=1e-9):
+            return None
+    return (
+        f"The gradients are right, but what rank {rank} gives to its all-reduces is not its own gradients: what they "
+        "add up has come together by another way."
+    )
+
+
+def some_right(case: Case, rank: int, got: Gradients) -> bool:
+    """Whether a rank holds the right mean of at least one parameter's gradient."""
+    right = case.expected[rank]
+    return any(isinstance(got[name], torch.Tensor) and values.agrees(got[name], right[name], case) for name in right)
 
 
 def mean(ranks: Sequence[Gradients]) -> Gradients:

@@ -10,13 +10,15 @@ from picolib.course.exercises.lesson03a_alibi import alibi_cases, judge_alibi, v
 from picolib.course.exercises.lesson03a_epoch import (
     RANK_ENDS,
     epoch_cases,
+    ignores_sums,
     judge_epoch,
     only_here,
     train_with,
 )
-from picolib.course.exercises.lesson03a_loss import backward_of, judge_loss, loss_cases
+from picolib.course.exercises.lesson03a_loss import backward_of, ignores_count, judge_loss, loss_cases
 from picolib.course.exercises.lesson03a_refuse import only
-from picolib.course.exercises.lesson03a_wrap import judge_wrap, wrap_and_train, wrap_cases
+from picolib.course.exercises.lesson03a_wrap import ignores_all_reduce, judge_wrap, wrap_and_train, wrap_cases
+from picolib.course.exercises.rebuilt import rebuilt
 
 LESSON = "03A_ddp_right"
 NO_GRADIENT, NO_HOOK = r"(?s)NoneType.*\.grad\b", "cannot register a hook on a tensor that doesn't require gradient"
@@ -46,9 +48,10 @@ EXERCISES = (
         cases=wrap_cases,
         call=wrap_and_train,
         judge=judge_wrap,
+        ignores=ignores_all_reduce,
         sizes=(2, 4, 3, 1),
         allows=COLLECTIVES | {"barrier"},
-        rules=(only("broadcast", "all_reduce"),),
+        rules=(only("broadcast", "all_reduce"), rebuilt),
         tags=("gradients",),
         raised=((NO_GRADIENT, ITS_OWN), (NO_HOOK, FROZEN), ("but hook returned", RETURNS)),
         verified="replicas equal to the group's first rank, gradients its mean in each backward pass, "
@@ -73,9 +76,10 @@ EXERCISES = (
         cases=loss_cases,
         call=backward_of,
         judge=judge_loss,
+        ignores=ignores_count,
         sizes=(2, 4, 3, 1),
         allows=COLLECTIVES | {"barrier"},
-        rules=(only("all_reduce"),),
+        rules=(only("all_reduce"), rebuilt),
         blocked="A rank without tokens has a count to give as well: 0.",
         tags=("gradients",),
         verified="averaged gradients equal those of the mean over all tokens, on an empty rank too; one number sent",
@@ -121,9 +125,10 @@ EXERCISES = (
         cases=epoch_cases,
         call=train_with,
         judge=judge_epoch,
+        ignores=ignores_sums,
         sizes=(3, 4, 2, 1),
         allows=COLLECTIVES | {"barrier"},
-        rules=(only("all_reduce"), only_here),
+        rules=(only("all_reduce"), rebuilt, only_here),
         blocked=RANK_ENDS,
         raised=((NO_GRADIENT, NO_BATCH),),
         tags=("gradients",),

@@ -1,4 +1,8 @@
-"""Exercise 3.6: the learner writes a test; it is tried on right and on wrong ways to average gradients."""
+"""Exercise 3.6: the learner writes a test; it is tried on right and on wrong ways to average gradients.
+
+The test is given something that can be called and shows nothing of what it calls. What remains undetected: a test that
+looks for it in the frames of the check, or in this module.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from picolib.course import observe
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
 from picolib.course.words import ranks_text
@@ -87,11 +92,30 @@ def verdicts_of(fn: Any, arguments: tuple) -> dict[str, dict]:
     return {name: _verdict(fn, {**RIGHT, **MUTANTS}[name]) for name in arguments[0]}
 
 
+class UnderTest:
+    """What the learner's test calls: `average(model, loss)`, without anything to look into."""
+
+    __slots__ = ("_average",)
+    SHOWN = frozenset({"__class__", "__doc__", "__name__", "__module__", "__repr__"})
+    __name__ = "average"
+
+    def __init__(self, average: Callable) -> None:
+        object.__setattr__(self, "_average", average)
+
+    def __call__(self, model: Any, loss: Any) -> None:
+        """Make each parameter's gradient the mean over the ranks."""
+        object.__getattribute__(self, "_average")(model, loss)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in UnderTest.SHOWN:
+            return object.__getattribute__(self, name)
+        raise AttributeError(f"average.{name}: a test sees what average does to p.grad, not how it is written")
+
+
 def _verdict(fn: Any, implementation: Callable) -> dict[str, Any]:
     calls, old, left = 0, False, []
 
     def average(model: Any, loss: Any) -> None:
-        """Make each parameter's gradient the mean over the ranks."""
         nonlocal calls, old
         calls += 1
         old = old or any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
@@ -99,8 +123,9 @@ def _verdict(fn: Any, implementation: Callable) -> dict[str, Any]:
         left.append([None if p.grad is None else p.grad.detach().clone() for p in model.parameters()])
 
     said, returned = None, None
+    observe.note("another version")
     try:
-        returned = fn(average)
+        returned = fn(UnderTest(average))
     except AssertionError as error:
         said = str(error)
     _meet()

@@ -11,10 +11,12 @@ from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson03a_loss import FLOAT32
 from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
+from picolib.course.exercises.rebuilt import note_calls_into
 from picolib.course.words import apart, number_of, ranks_text
 
 FEATURES = 3
 RATE = 0.1
+LONGER = 5, 12  # batches of the longest list where any rank has any number: as many as nobody can know
 BATCH = "batch"  # the note of a forward pass with tokens
 
 
@@ -32,10 +34,14 @@ class Quadratic(nn.Module):
 
 
 def epoch_cases(world_size: int, seed: int) -> list[Case]:
-    """The last rank has a batch less, all of 3 tokens; then any number of batches of any size, on one rank none."""
+    """The last rank has a batch less, all of 3 tokens; then any number of batches of any size, on one rank none.
+
+    In the second case rank 0 has more batches than all lists of the first.
+    """
     random = generator(seed, world_size)
     one_less = [[3] * (3 if rank < world_size - 1 or world_size == 1 else 2) for rank in range(world_size)]
     numbers = torch.randint(1, 4, (world_size,), generator=random).tolist()
+    numbers[0] = int(torch.randint(*LONGER, (), generator=random))
     if world_size > 2:
         numbers[1] = 0
     uneven = [torch.randint(1, 5, (count,), generator=random).tolist() for count in numbers]
@@ -73,7 +79,7 @@ def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
             observe.note(BATCH)
 
     model.register_forward_hook(saw)
-    with no_ready_made_ddp():
+    with no_ready_made_ddp(), note_calls_into("picolib.parallel", "picolib.train"):
         fn(model, batches, RATE)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return {"parameters": parameters, "batches": len([s for s in seen if s]), "tokens": sum(seen)}
@@ -90,6 +96,11 @@ def judge_epoch(attempt: Any) -> str | None:
     if not wrong:
         return _idle(attempt)
     return _lost(attempt) or _twice(attempt) or _apart(attempt, wrong)
+
+
+def ignores_sums(attempt: Any) -> list[int]:
+    """The ranks that end with the right parameters, though the result of every all-reduce was changed."""
+    return [rank for rank, output in enumerate(attempt.outputs) if _right(attempt, rank, output)]
 
 
 def _right(attempt: Any, rank: int, output: dict) -> bool:

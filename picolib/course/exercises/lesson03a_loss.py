@@ -9,19 +9,21 @@ import torch
 
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.rebuilt import note_calls_into
 from picolib.course.words import apart, number_of, times
 
 WEIGHTS = 4  # parameters of the little model whose gradients are compared
+UNEVEN = 4096 + 15  # tokens of all ranks: no whole number that float16 (exact to 2,048) or bfloat16 (to 256) can hold
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-6}  # a count of shape [1] in float32 makes the whole loss float32
 
 
 def loss_cases(world_size: int, seed: int) -> list[Case]:
-    """Tokens of each rank, a row of numbers each: 3 and 9 of them first; then any number, on one rank none."""
+    """Tokens of each rank, a row of numbers each: 3 and 9 first; then any number, on one rank none, at last many."""
     random = generator(seed, world_size)
     counts = torch.randint(1, 12, (world_size,), generator=random).tolist()
     empty = [0 if rank == world_size - 1 and rank else count for rank, count in enumerate(counts)]
-    first = ([3, 9] + counts)[:world_size]
-    return [_case("digits", first, random), _case("float64", counts, random), _case("float64", empty, random)]
+    first, large = ([3, 9] + counts)[:world_size], [UNEVEN - sum(counts[1:]), *counts[1:]]
+    return [_case("digits", first, random), *(_case("float64", many, random) for many in (counts, empty, large))]
 
 
 def _case(kind: str, counts: list[int], random: torch.Generator) -> Case:
@@ -37,7 +39,8 @@ def backward_of(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: the losses of its tokens, w·x each, through the learner's function; and the gradient of w."""
     (tokens,) = arguments
     weights = torch.ones(WEIGHTS, dtype=torch.float64, requires_grad=True)
-    loss = fn(tokens @ weights)
+    with note_calls_into("picolib.parallel", "picolib.train"):
+        loss = fn(tokens @ weights)
     if not isinstance(loss, torch.Tensor):
         return {"kind": "nothing" if loss is None else f"a {type(loss).__name__}"}
     if loss.numel() != 1 or not loss.requires_grad:
@@ -54,7 +57,19 @@ def backward_of(fn: Any, arguments: tuple) -> dict[str, Any]:
 
 def judge_loss(attempt: Any) -> str | None:
     """The mean over ranks of their gradients is the gradient of the mean over all tokens; one number was sent."""
-    return _no_scalar(attempt) or _not_finite(attempt) or _gradient(attempt) or _one_count(attempt)
+    return (
+        _no_scalar(attempt)
+        or _not_finite(attempt)
+        or _gradient(attempt)
+        or _one_count(attempt)
+        or _others_count(attempt)
+    )
+
+
+def ignores_count(attempt: Any) -> list[int]:
+    """All ranks, where the gradients are right though what the all-reduce left was no count of tokens."""
+    useless = any(output["kind"] for output in attempt.outputs) or _gradient(attempt)
+    return [] if useless else list(range(attempt.world_size))
 
 
 def _no_scalar(attempt: Any) -> str | None:
@@ -87,6 +102,8 @@ def _gradient(attempt: Any) -> str | None:
     if torch.allclose(got, right, **FLOAT32):
         return None
     counts = [len(tokens) for tokens in attempt.inputs()]
+    if text := _rounded(attempt, counts):
+        return text
     for wrong, says in _usual_mistakes(attempt, right, counts):
         if torch.allclose(got, wrong, **FLOAT32):
             return f"Averaged over the ranks, {says} Tokens: {_listed(counts)}.{_more_than_a_count(attempt)}"
@@ -94,6 +111,18 @@ def _gradient(attempt: Any) -> str | None:
     return (
         f"Averaged over the ranks, the gradient is {shown[0]}, where {shown[1]} is right. Tokens: {_listed(counts)}."
         f"{_more_than_a_count(attempt)}"
+    )
+
+
+def _rounded(attempt: Any, counts: list[int]) -> str | None:
+    """A count in a type that cannot hold it."""
+    holds = {"bfloat16": 256, "float16": 2048, "uint8": 255, "int8": 127, "int16": 32767}
+    dtypes = [entry[6] for record in attempt.ranks for entry in record.reductions if entry[6] in holds]
+    if not dtypes or sum(counts) <= holds[dtypes[0]]:
+        return None
+    return (
+        f"the count is all-reduced in {dtypes[0]}, which holds every whole number up to {holds[dtypes[0]]:,} only: of "
+        f"{sum(counts):,} tokens it makes another number. A count is not data: keep it in float32 or int64."
     )
 
 
@@ -140,3 +169,15 @@ def _one_count(attempt: Any) -> str | None:
             f"The gradients are right, but rank {rank} made {what}: one all-reduce of one number, the count, is enough."
         )
     return None
+
+
+def _others_count(attempt: Any) -> str | None:
+    """What each rank gives is its own count, by the same factor on all of them."""
+    counts = torch.tensor([float(len(tokens)) for tokens in attempt.inputs()], dtype=torch.float64)
+    given = torch.tensor([record.reductions[0][5][0] for record in attempt.ranks], dtype=torch.float64)
+    if torch.allclose(given, counts * given.sum() / counts.sum(), rtol=1e-5):
+        return None
+    return (
+        "The gradients are right, but what the ranks give to the all-reduce is not each one's own count of tokens: "
+        f"{', '.join(f'{x:g}' for x in given.tolist())} for {_listed(counts.int().tolist())}."
+    )

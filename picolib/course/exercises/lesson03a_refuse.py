@@ -40,6 +40,17 @@ def only(*names: str) -> Callable[[Any], str | None]:
             if other or record.sends:
                 what = f"called {other}" if other else "sent messages of its own"
                 return f"rank {rank} {what}; here {' and '.join(names)} {'is' if len(names) == 1 else 'are'} enough."
-        return None
+        return no_barrier(attempt)
 
     return rule
+
+
+def no_barrier(attempt: Any) -> str | None:
+    """A rule: an all-reduce is one already."""
+    for rank, record in enumerate(attempt.ranks):
+        if any(name == "barrier" for name, *_ in record.collectives):
+            return (
+                f"rank {rank} called barrier. No all-reduce is over before every rank has come to it: a barrier beside "
+                "it only costs time."
+            )
+    return None

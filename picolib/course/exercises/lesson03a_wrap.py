@@ -8,12 +8,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from picolib.course import observe
 from picolib.course.exercise import Case
+from picolib.course.exercises import gradients
 from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
+from picolib.course.exercises.rebuilt import note_calls_into
 from picolib.course.words import apart, number_of, ranks_text, times
+from picolib.launch.wording import listed
 
-PASSES = ("first", "second")  # backward passes that are looked at
+FEW, MANY = 2, (4, 9)  # backward passes that are looked at: of digits; of random numbers, as many as nobody can know
+BACKWARD = "backward"  # the note at the begin of each
 
 
 class Nasty(nn.Module):
@@ -38,21 +43,22 @@ def wrap_cases(world_size: int, seed: int) -> list[Case]:
     """All ranks as one group; then, on four, two groups at a time: ranks 0 and 2, ranks 1 and 3."""
     random = generator(seed, world_size)
     everybody = [list(range(world_size))]
-    made = [_case("digits", everybody, random), _case("float64", everybody, random)]
-    return [*made, _case("digits", [[0, 2], [1, 3]], random)] if world_size == 4 else made
+    many = int(torch.randint(*MANY, (), generator=random))
+    made = [_case("digits", everybody, FEW, random), _case("float64", everybody, many, random)]
+    return [*made, _case("digits", [[0, 2], [1, 3]], FEW, random)] if world_size == 4 else made
 
 
-def _case(kind: str, groups: list[list[int]], random: torch.Generator) -> Case:
+def _case(kind: str, groups: list[list[int]], passes: int, random: torch.Generator) -> Case:
     n = sum(map(len, groups))
     states = [_state(rank) for rank in range(n)]
-    gradients = [[_gradients(kind, rank, random) for _ in PASSES] for rank in range(n)]
+    own = [[_gradients(kind, rank, random) for _ in range(passes)] for rank in range(n)]
     inputs, expected = [], []
     for rank in range(n):
         group = next(ranks for ranks in groups if rank in ranks)
-        inputs.append(({"state": states[rank], "gradients": gradients[rank], "groups": groups},))
+        inputs.append(({"state": states[rank], "gradients": own[rank], "groups": groups},))
         means = [
-            {name: torch.stack([gradients[r][i][name] for r in group]).mean(0) for name in gradients[rank][i]}
-            for i in range(len(PASSES))
+            {name: torch.stack([own[r][i][name] for r in group]).mean(0) for name in own[rank][i]}
+            for i in range(passes)
         ]
         expected.append({"state": states[group[0]], "gradients": means, "group": group})
     return Case(kind, tuple(inputs), tuple(expected))
@@ -71,21 +77,23 @@ def _gradients(kind: str, rank: int, random: torch.Generator) -> dict[str, torch
 
 
 def wrap_and_train(fn: Any, arguments: tuple) -> dict[str, Any]:
-    """In a rank: wrap a module of its own, then two backward passes whose gradients are known: loss = sum of w·x.
+    """In a rank: wrap a module of its own, then backward passes whose gradients are known: loss = sum of w·x.
 
-    The first parameter gets its gradient last in the first pass, and first in the second.
+    The first parameter gets its gradient last in the first pass, first in the second, and so on.
     """
     (given,) = arguments
-    module = Nasty()
+    module, group, left = Nasty(), _group_of(given["groups"]), []
     module.load_state_dict(given["state"])
-    with no_ready_made_ddp():
-        fn(module, _group_of(given["groups"]))
-    state = {name: t.detach().clone() for name, t in module.state_dict().items()}
-    left = []
-    for x, step in zip(given["gradients"], (1, -1), strict=True):
-        module.zero_grad()
-        sum((p * x[name]).sum() for name, p in list(trainable(module).items())[::step]).backward()
-        left.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(module).items()})
+    observe.forget()
+    with no_ready_made_ddp(), note_calls_into("picolib.parallel", "picolib.train"):
+        fn(module, group)
+        state = {name: t.detach().clone() for name, t in module.state_dict().items()}
+        for number, x in enumerate(given["gradients"]):
+            module.zero_grad()
+            observe.note(BACKWARD)
+            order = list(trainable(module).items())[:: 1 if number % 2 == 0 else -1]
+            sum((p * x[name]).sum() for name, p in order).backward()
+            left.append({name: None if p.grad is None else p.grad.clone() for name, p in trainable(module).items()})
     return {"state": state, "gradients": left}
 
 
@@ -102,7 +110,30 @@ def _group_of(groups: list[list[int]]) -> Any:
 
 def judge_wrap(attempt: Any) -> str | None:
     """Replicas alike, gradients the mean over the group in both passes, one all-reduce a parameter and pass."""
-    return _replicas(attempt) or _gradients_of_passes(attempt) or _once_each(attempt)
+    return (
+        _replicas(attempt)
+        or _gradients_of_passes(attempt)
+        or _broadcast_later(attempt)
+        or _once_each(attempt)
+        or _others_gradients(attempt)
+    )
+
+
+def ignores_all_reduce(attempt: Any) -> list[int]:
+    """The ranks of which a gradient is the mean, though the result of every all-reduce was changed."""
+    return [rank for rank in range(attempt.world_size) if any(map(_some_right, *_passes(attempt, rank)))]
+
+
+def _passes(attempt: Any, rank: int) -> tuple[list, list]:
+    return attempt.outputs[rank]["gradients"], attempt.case.expected[rank]["gradients"]
+
+
+def _some_right(got: dict, right: dict) -> bool:
+    return any(got[name] is not None and _close(got[name], right[name]) for name in right)
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
 def _replicas(attempt: Any) -> str | None:
@@ -138,17 +169,24 @@ def _why_it_differs(wrong: list[str], right: dict, got: float) -> str:
 
 
 def _gradients_of_passes(attempt: Any) -> str | None:
-    for number, which in enumerate(PASSES):
-        for rank, output in enumerate(attempt.outputs):
-            got, right = output["gradients"][number], attempt.case.expected[rank]["gradients"][number]
+    for number in range(len(attempt.outputs[0]["gradients"])):
+        for rank in range(attempt.world_size):
+            got, right = (passes[number] for passes in _passes(attempt, rank))
             missing = [name for name in right if got[name] is None]
             if missing:
                 return f"rank {rank}: `{missing[0]}` has no gradient after backward()."
-            wrong = [name for name in right if not torch.allclose(got[name], right[name], rtol=1e-10, atol=1e-12)]
+            wrong = [name for name in right if not _close(got[name], right[name])]
             if wrong:
-                again = "" if number == 0 else f"The first backward pass is right. In the {which} one, "
-                return again + _gradient_fault(attempt, rank, number, wrong)
+                return _which_pass(number) + _gradient_fault(attempt, rank, number, wrong)
     return None
+
+
+def _which_pass(number: int) -> str:
+    if number == 0:
+        return ""
+    right, then = ("pass is", "second") if number == 1 else (f"{number} passes are", "next")
+    first = "The first backward" if number == 1 else "The first"
+    return f"{first} {right} right. In the {then} one, "
 
 
 def _gradient_fault(attempt: Any, rank: int, number: int, wrong: list[str]) -> str:
@@ -193,22 +231,60 @@ def _factors(size: int, world_size: int) -> list[tuple[float, str, str]]:
     ]
 
 
+def _broadcast_later(attempt: Any) -> str | None:
+    """Broadcasts make replicas alike; a gradient that is broadcast has come by another way than this one."""
+    for rank, record in enumerate(attempt.ranks):
+        order = [e[1] for e in record.entries if e[0] in ("note", "collective")]
+        if "broadcast" in order[order.index(BACKWARD) :]:
+            return (
+                f"The gradients are right, but rank {rank} broadcasts during backward(). What is copied is copied "
+                "once, in wrap; a gradient takes one all-reduce."
+            )
+    return None
+
+
+def _of_passes(record: Any) -> list[list[list]]:
+    """The all-reduces of each backward pass; those before the first come first."""
+    made: list[list[list]] = [[]]
+    for entry in record.entries:
+        if entry[:2] == ["note", BACKWARD]:
+            made.append([])
+        elif entry in record.reductions:
+            made[-1].append(entry)
+    return made
+
+
+def _others_gradients(attempt: Any) -> str | None:
+    for rank, record in enumerate(attempt.ranks):
+        for given, own in zip(_of_passes(record)[1:], attempt.inputs()[rank]["gradients"], strict=True):
+            if text := gradients.not_its_own(rank, given, own):
+                return text
+    return None
+
+
 def _once_each(attempt: Any) -> str | None:
     """In each backward pass one all-reduce a parameter, of its size: a tied one once, a frozen one never."""
-    sizes = [p.numel() for p in trainable(Nasty()).values()]
+    sizes = sorted(p.numel() for p in trainable(Nasty()).values())
     for rank, record in enumerate(attempt.ranks):
-        reduced = [c[1] for c in record.collectives if c[0] == "all_reduce"]
-        if sorted(reduced) == sorted(sizes * len(PASSES)):
+        before, *passes = [[entry[2] for entry in made] for made in _of_passes(record)]
+        if before:
+            return f"rank {rank} made {number_of(len(before), 'all-reduce')} in wrap: no gradient is there yet."
+        number = next((i for i, reduced in enumerate(passes) if sorted(reduced) != sizes), None)
+        if number is None:
             continue
-        twice = Nasty().embed.weight.numel()
-        if reduced.count(twice) > sizes.count(twice) * len(PASSES):
+        reduced, twice = passes[number], Nasty().embed.weight.numel()
+        if reduced.count(twice) > sizes.count(twice):
             return (
                 f"The gradients are right, but rank {rank} averaged the tied weight `embed.weight` = `head.weight` "
                 "more than once a backward pass. module.parameters() gives each parameter once."
             )
         return (
-            f"The gradients are right, with {number_of(len(reduced), 'all-reduce')} in {len(PASSES)} backward passes "
-            f"on rank {rank}; {len(sizes) * len(PASSES)} are right: in each pass, one for each of the {len(sizes)} "
-            "parameters that require a gradient."
+            f"The gradients are right, but in a backward pass rank {rank} made {_all_reduces(reduced)}; "
+            f"{_all_reduces(sizes)} are right: one for each parameter that requires a gradient."
         )
     return None
+
+
+def _all_reduces(sizes: list[int]) -> str:
+    of = f" of {listed(sorted(map(str, sizes), key=int))} elements" if sizes else ""
+    return number_of(len(sizes), "all-reduce") + of

@@ -11,6 +11,7 @@ import torch
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients, lesson03b_accumulate, lesson03b_overlap
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.rebuilt import note_calls_into, rebuilt
 
 LESSON = "03B_ddp_fast"
 
@@ -29,6 +30,7 @@ SHAPES = {  # in the order of model.parameters(): the backward pass comes to the
 }
 COUNTS = [torch.Size(shape).numel() for shape in SHAPES.values()]
 CAPS = {"digits": 80, "float32": 144, "bfloat16": 40}  # digits: the first is exactly full; float32: the last
+CAP_BETWEEN = 10, 90  # elements of 4 bytes, in the last case
 DTYPES = {"digits": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -37,11 +39,12 @@ RULE = "A bucket is closed by the parameter with which it holds cap_bytes or mor
 
 
 def bucket_cases(world_size: int, seed: int) -> list[Case]:
-    """The gradients of a small model, and how many bytes fill a bucket."""
+    """The gradients of a small model, and how many bytes fill a bucket; at last, as many as nobody can know."""
     random, made = generator(seed, world_size), []
-    for kind, dtype in DTYPES.items():
-        own = [gradients.given(SHAPES, rank, kind, random, dtype) for rank in range(world_size)]
-        made.append(Case(kind, tuple((g, CAPS[kind]) for g in own), (gradients.mean(own),) * world_size))
+    unknown = 4 * int(torch.randint(*CAP_BETWEEN, (), generator=random))
+    for kind, cap in [*CAPS.items(), ("float32", unknown)]:
+        own = [gradients.given(SHAPES, rank, kind, random, DTYPES[kind]) for rank in range(world_size)]
+        made.append(Case(kind, tuple((g, cap) for g in own), (gradients.mean(own),) * world_size))
     return made
 
 
@@ -51,7 +54,8 @@ def with_gradients(fn: Any, arguments: tuple) -> dict[str, Any]:
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in own.values()]
     for parameter, gradient in zip(parameters, own.values(), strict=True):
         parameter.grad = gradient.clone()
-    fn(parameters, cap)
+    with note_calls_into("picolib.parallel"):
+        fn(parameters, cap)
     return dict(zip(own, (p.grad for p in parameters), strict=True))
 
 
@@ -96,7 +100,13 @@ def judge_buckets(attempt: Any) -> str | None:
     for rank, sent in enumerate(sizes):
         if sent != right:
             return f"The gradients are right, but {_sizes_fault(rank, sent, right, size, cap)}"
-    return None
+    given = enumerate(zip((record.reductions for record in attempt.ranks), own, strict=True))
+    return next((text for rank, one in given if (text := gradients.not_its_own(rank, *one))), None)
+
+
+def ignores_buckets(attempt: Any) -> list[int]:
+    """The ranks that hold the mean of a gradient, though the result of every all-reduce was changed."""
+    return [rank for rank, got in enumerate(attempt.outputs) if gradients.some_right(attempt.case, rank, got)]
 
 
 def _sizes_fault(rank: int, sent: list[int], right: list[int], size: int, cap: float) -> str:
@@ -158,7 +168,8 @@ EXERCISES = (
         judge=judge_buckets,
         sizes=(4, 3, 2),
         allows=COLLECTIVES | {"barrier", "parallel.ddp"},
-        rules=(gradients.only_all_reduce,),
+        ignores=ignores_buckets,
+        rules=(gradients.only_all_reduce, rebuilt),
         tags=("gradients",),
         raised=((r"non-empty list of Tensors", f"{EMPTY} Leave an empty bucket out."),),
         verified="4 all-reduces of 10, 68, 30 and 6 elements for 8 parameters and a cap of 80 bytes",

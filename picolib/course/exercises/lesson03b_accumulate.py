@@ -21,6 +21,7 @@ from picolib.launch.wording import listed
 
 WEIGHTS = {"weight": (5,), "bias": (3,)}
 SIZES = [5, 3]
+MANY = 4, 9  # micro-batches of the last case
 
 
 class Linear(torch.nn.Module):
@@ -37,9 +38,9 @@ class Linear(torch.nn.Module):
 
 
 def accumulation_cases(world_size: int, seed: int) -> list[Case]:
-    """Three micro-batches of powers of ten, then one, and four, of random numbers."""
+    """Three micro-batches of powers of ten; then, of random numbers, one, and as many as nobody can know."""
     random, made = generator(seed, world_size), []
-    for kind, m in (("powers", 3), ("one", 1), ("random", 4)):
+    for kind, m in (("powers", 3), ("one", 1), ("random", int(torch.randint(*MANY, (), generator=random)))):
         ranks = [[_micro_batch(kind, rank, k, m, random) for k in range(m)] for rank in range(world_size)]
         mean = torch.stack([x for batches in ranks for x in batches]).mean(0)
         right = dict(zip(WEIGHTS, mean.split(SIZES), strict=True))

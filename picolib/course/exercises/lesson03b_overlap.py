@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.rebuilt import note_calls_into, rebuilt
 from picolib.course.words import number_of
 
 SHAPES = {"embedding.weight": (3, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "layers.1.weight": (5, 4),
@@ -28,7 +30,7 @@ BUCKETS = (
     (TIED, TIED),
 )
 SIZES = [sum(torch.Size(SHAPES[name]).numel() for name in set(bucket)) for bucket in BUCKETS]
-STEPS = 2
+MANY_STEPS = 5, 10  # steps of the second case: as many as nobody can know
 TOO_EARLY = (
     "A gradient of that bucket is not there yet. Three usual reasons: the hook is not registered with "
     "register_post_accumulate_grad_hook; the bucket counts fewer gradients than it has; or all hooks mean the last "
@@ -39,16 +41,28 @@ COMPARED = "`p in once` compares tensors number by number. list(dict.fromkeys(bu
 
 
 def overlap_cases(world_size: int, seed: int) -> list[Case]:
-    """Gradients for two steps: digits, then random numbers."""
+    """Gradients for two steps: digits, then random numbers; and for a number of steps that is new in each check."""
     random = generator(seed, world_size)
-    kinds = ("digits", "float64")
+    many = int(torch.randint(*MANY_STEPS, (), generator=random))
+    return [_case(("digits", "float64"), world_size, random), _case(("float64",) * many, world_size, random)]
+
+
+def _case(kinds: Sequence[str], world_size: int, random: torch.Generator) -> Case:
     own = [[gradients.given(SHAPES, rank, kind, random, torch.float64) for kind in kinds] for rank in range(world_size)]
-    right = [gradients.mean([steps[k] for steps in own]) for k in range(STEPS)]
-    return [Case("digits", tuple((steps,) for steps in own), (right,) * world_size)]
+    right = [gradients.mean([steps[k] for steps in own]) for k in range(len(kinds))]
+    return Case(kinds[0], tuple((steps,) for steps in own), (right,) * world_size)
 
 
-def two_steps(fn: Callable, arguments: tuple) -> Any:
-    """In a rank: the learner's hooks under two backward passes; the gradients after each."""
+def steps_of(fn: Callable, arguments: tuple) -> Any:
+    """In a rank: the learner's hooks under some backward passes; the gradients after each.
+
+    Between steps gradients are zeroed as both of `zero_grad`'s ways do it: to None once, then in place.
+    """
+    with note_calls_into("picolib.parallel"):
+        return _steps_of(fn, arguments[0])
+
+
+def _steps_of(fn: Callable, given_in_steps: Sequence[dict]) -> Any:
     weights = _weights()
     for name, weight in weights.items():
         weight.register_post_accumulate_grad_hook(lambda _, name=name: _is_there(name))
@@ -56,12 +70,15 @@ def two_steps(fn: Callable, arguments: tuple) -> Any:
     if not callable(finish):
         return type(finish).__name__
     after = []
-    for given in arguments[0]:
+    for number, given in enumerate(given_in_steps):
         observe.note("step")
         uses = [*SHAPES, TIED]
         terms = [(weights[name] * given[name]).sum() / uses.count(name) for name in uses]
         for weight in weights.values():
-            weight.grad = None
+            if number < 2:
+                weight.grad = None
+            elif weight.grad is not None:
+                weight.grad.zero_()
         sum(terms).backward()
         finish()
         after.append({name: w.grad.clone() if w.grad is not None else None for name, w in weights.items()})
@@ -98,10 +115,11 @@ class Moments(NamedTuple):
     started: list[tuple[int, int]]  # position, elements
     waited: list[int]  # position of the wait for each of those; after everything where there was none
     again: int  # waits for all-reduces of earlier steps
+    entries: list[list]  # of the all-reduces
 
 
 def moments(entries: Sequence[list]) -> list[Moments]:
-    """The steps of a rank, from its entries (see `observe.Notebook`)."""
+    """The steps of a rank, from its entries (see `notebook.Notebook`)."""
     begins = [i for i, e in enumerate(entries) if e[0] == "note" and e[1] == "step"] + [len(entries)]
     found = []
     for begin, end in zip(begins, begins[1:], strict=False):
@@ -115,36 +133,56 @@ def moments(entries: Sequence[list]) -> list[Moments]:
                 [(i, e[2]) for i, e in started],
                 [waits.get(e[4], end) if e[4] is not None else i for i, e in started],
                 len(before & set(waits)),
+                [e for _, e in started],
             )
         )
     return found
 
 
 def judge_overlap(attempt: Any) -> str | None:
-    """Both steps right; each bucket's all-reduce starts with its last gradient and is not waited for before the end."""
+    """All steps right; each bucket's all-reduce starts with its last gradient and is not waited for before the end."""
     for rank, output in enumerate(attempt.outputs):
         if not isinstance(output, list):
             what = "None" if output == "NoneType" else f"{'an' if output[0] in 'aeiou' else 'a'} {output}"
             return f"rank {rank}: overlap returned {what}; it must return the function finish()."
     steps = [moments(record.entries) for record in attempt.ranks]
-    for number in range(STEPS):
+    for number in range(len(attempt.inputs()[0])):
         text = _step_fault(attempt, number, [rank[number] for rank in steps])
         if text:
-            again = "The first step is right; in the second, " if number else ""
-            return again + text
+            return _which_step(number) + text
     return None
+
+
+def _which_step(number: int) -> str:
+    if number == 0:
+        return ""
+    if number == 1:
+        return "The first step is right; in the second, "
+    return f"The first {number} steps are right; in the next, "
+
+
+def ignores_all_reduce(attempt: Any) -> list[int]:
+    """The ranks that hold the mean of a gradient, though the result of every all-reduce was changed."""
+    first = replace(attempt.case, expected=tuple(right[0] for right in attempt.case.expected))
+    return [
+        rank for rank, steps in enumerate(attempt.outputs)
+        if isinstance(steps, list) and gradients.some_right(first, rank, steps[0])
+    ]  # fmt: skip
 
 
 def _step_fault(attempt: Any, number: int, ranks: Sequence[Moments]) -> str | None:
     own = [arguments[0][number] for arguments in attempt.case.inputs]
     got = [output[number] for output in attempt.outputs]
     case = attempt.case if number == 0 else Case("float64", attempt.case.inputs, None)
+    each = list(enumerate(zip(ranks, own, strict=True)))
     return (
         _never_started(ranks[0])
         or _again(ranks[0])
+        or _at_every_hook(ranks[0], number)
         or gradients.fault(case, got, attempt.case.expected[0][number], own)
         or _sizes_fault(ranks[0])
-        or next((text for rank, one in enumerate(ranks) if (text := _not_hidden(rank, one))), None)
+        or next((text for rank, (one, _) in each if (text := _not_hidden(rank, one))), None)
+        or next((text for rank, (one, g) in each if (text := gradients.not_its_own(rank, one.entries, g))), None)
     )
 
 
@@ -175,6 +213,16 @@ def _again(one: Moments) -> str | None:
     return (
         f"finish() waits for {number_of(one.again, 'all-reduce')} of the step before once more. Forget handles and "
         "flat tensors at the end of finish(): else the list grows with every step, and keeps their memory."
+    )
+
+
+def _at_every_hook(one: Moments, number: int) -> str | None:
+    if number < 2 or len(one.started) <= len(BUCKETS):
+        return None
+    return (
+        f"{number_of(len(one.started), 'all-reduce')} for {len(BUCKETS)} buckets. Before this step the gradients were "
+        "zeroed in place, as zero_grad(set_to_none=False) does: then `p.grad is not None` is true all the time, and "
+        "says nothing. Count the hooks that have been called."
     )
 
 
@@ -226,11 +274,12 @@ EXERCISE = Exercise(
     minutes=15,
     task="Start each bucket's all-reduce from a hook, when its last gradient is there; wait after backward.",
     cases=overlap_cases,
-    call=two_steps,
+    call=steps_of,
     judge=judge_overlap,
+    ignores=ignores_all_reduce,
     sizes=(4, 3, 2),
     allows=COLLECTIVES | {"barrier", "poll", "parallel.ddp"},
-    rules=(gradients.only_all_reduce,),
+    rules=(gradients.only_all_reduce, rebuilt),
     tags=("gradients",),
     raised=((r"'NoneType' object has no attribute", TOO_EARLY), (r"ambiguous|size of tensor a", COMPARED)),
     verified="each bucket's all-reduce starts with its last gradient; none is waited for before backward is through",

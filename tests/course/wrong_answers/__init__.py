@@ -23,6 +23,7 @@ LESSONS = (
     "lesson02b",
     "lesson03a",
     "lesson03b",
+    "lesson03_fakes",
     "lesson04a",
     "mutants",
 )
