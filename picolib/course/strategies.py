@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Strategy:
-    """A row of the table: the lesson that builds the strategy, and an answer for each column."""
+    """A row of the table: the sitting (or two) that builds the strategy, and an answer for each column."""
 
     name: str
     lesson: str
@@ -60,7 +60,7 @@ STRATEGIES = (
     ),
     Strategy(
         "data parallel",
-        lesson="03",
+        lesson="03A and 03B",
         splits="the batch",
         replicates="parameters, gradients, optimizer state",
         collective="all-reduce of buckets, during backward",

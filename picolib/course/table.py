@@ -38,7 +38,8 @@ class Comparison:
         for row in ROWS.values():
             yours = self.filled.get(row.name)
             if yours is None:
-                lines.append(_line(row.name, [f"lesson {row.lesson}"] + ["·"] * (len(COLUMNS) - 1)))
+                where = f"lesson{'s' * (' and ' in row.lesson)} {row.lesson}"
+                lines.append(_line(row.name, [where] + ["·"] * (len(COLUMNS) - 1)))
             else:
                 lines.append(_line(f"**{row.name}**", [yours.get(column, "·") for column in COLUMNS]))
                 lines.append(_line("*the course's words*", [f"*{getattr(row, column)}*" for column in COLUMNS]))

@@ -1,0 +1,20 @@
+"""The table of strategies names lessons that exist, or that come after the last one."""
+
+import pytest
+
+from picolib.course import lessons
+from picolib.course.strategies import STRATEGIES
+from picolib.course.table import table
+
+SITTINGS = sorted(path.stem.split("_")[0] for path in (lessons.root() / "notebooks").glob("[0-9]*.ipynb"))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def test_a_row_names_sittings_that_there_are_or_that_come_later(strategy):
+    for sitting in strategy.lesson.split(" and "):
+        assert sitting in SITTINGS or sitting > SITTINGS[-1]
+
+
+def test_two_sittings_are_lessons_and_one_is_a_lesson():
+    shown = repr(table(folder="nowhere"))
+    assert "| data parallel | lessons 03A and 03B |" in shown and "| averaging by hand | lesson 00 |" in shown
