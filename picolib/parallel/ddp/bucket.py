@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -61,10 +61,10 @@ class Bucket:
         if self.as_view:
             parameter.grad = view
 
-    def start(self, group: Any, algorithm: str) -> None:
-        """All gradients are there: start to sum them."""
-        label = f"bucket {self.number}"
-        self.work = comm.all_reduce(self.flat, group=group, async_op=True, algorithm=algorithm, label=label)
+    def start(self, group: Any, algorithm: str, label: Callable[[str], str] = str) -> None:
+        """All gradients are there: start to sum them. `label` makes "bucket 0" what it is called in the trace."""
+        called = label(f"bucket {self.number}")
+        self.work = comm.all_reduce(self.flat, group=group, async_op=True, algorithm=algorithm, label=called)
 
     def wait(self) -> None:
         """Run the all-reduce to its end."""

@@ -27,7 +27,8 @@ from picolib.parallel.hooks import GradientHook, refuse_sparse
 class Reducer:
     """Watches the gradients of named parameters, all of which require one, and reduces them over a group.
 
-    Each ends as the sum over the group divided by `divide_by`. After a forward pass call `expect_backward`.
+    Each ends as the sum over the group divided by `divide_by`. After a forward pass call `expect_backward`. `label`
+    makes "bucket 0" what the collective is called.
     """
 
     def __init__(
@@ -41,12 +42,13 @@ class Reducer:
         divide_by: float | None = None,
         dtype: torch.dtype | None = None,
         algorithm: str = "auto",
+        label: Callable[[str], str] = str,
     ) -> None:
         self.names = [name for name, _ in named_parameters]
         self.parameters = [parameter for _, parameter in named_parameters]
         self.group, self.size = group, resolve(group)[1].size
         self.cap_bytes, self.as_view, self.dtype, self.algorithm = cap_bytes, as_view, dtype, algorithm
-        self.find_unused, self.divide_by = find_unused, divide_by or self.size
+        self.find_unused, self.divide_by, self.label = find_unused, divide_by or self.size, label
         self.synchronises = True  # whether the backward pass that comes will
         self.open = False  # a forward pass has run whose gradients are not settled
         self.will_end = False  # autograd will call `_end_of_backward`
@@ -139,7 +141,7 @@ class Reducer:
         bucket.put_in(place, 1 / self.divide_by)
         bucket.missing -= 1
         while self.started < len(self.buckets) and self.buckets[self.started].missing == 0:
-            self.buckets[self.started].start(self.group, self.algorithm)
+            self.buckets[self.started].start(self.group, self.algorithm, self.label)
             self.started += 1
 
     # The end ----------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ class Reducer:
     def _used_anywhere(self) -> list[bool]:
         mine = torch.tensor([i in self.fresh for i in range(len(self.parameters))], dtype=torch.uint8)
         mine = mine.to(self.parameters[0].device)
-        comm.all_reduce(mine, dist.ReduceOp.MAX, self.group, label="used parameters")
+        comm.all_reduce(mine, dist.ReduceOp.MAX, self.group, label=self.label("used parameters"))
         return [bool(flag) for flag in mine.tolist()]
 
     def _about_unused(self, unused: list[int]) -> str:

@@ -14,6 +14,7 @@ from picolib import comm
 from picolib.parallel.agree import all_agree
 from picolib.parallel.choice import settled_algorithm
 from picolib.parallel.ddp.bucketed import assign_buckets, copy_back
+from picolib.parallel.ddp.label import Label
 from picolib.parallel.ddp.reducer import Reducer
 from picolib.parallel.hooks import refuse_what_is_reduced_already, results_with_gradient
 from picolib.parallel.spec import named_specs, refuse_parts_of_one_tensor
@@ -82,8 +83,9 @@ class DistributedDataParallel(nn.Module):
             f"reduce_dtype={reduce_dtype}", f"algorithm={algorithm}",
         ]  # fmt: skip
         all_agree("module and options", [*_described(module), *options], process_group)
+        self.label = Label(module, process_group)
         self._copy_from_first_rank([*module.parameters(), *module.buffers()])
-        self.reducer = Reducer(trained, process_group, **self.options)
+        self.reducer = Reducer(trained, process_group, **self.options, label=self.label)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -131,7 +133,7 @@ class DistributedDataParallel(nn.Module):
         super().__setstate__(state)
         self._look_up_tables()
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
-        self.reducer = Reducer(trained, self.process_group, **self.options)
+        self.reducer = Reducer(trained, self.process_group, **self.options, label=self.label)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
         twin = memo[id(self)] = type(self).__new__(type(self))
