@@ -17,7 +17,8 @@ Deviation = tuple[str, str, str, str]  # function, parameter, in torch, in picol
 
 def told() -> set[Deviation]:
     """The rows of the table, one function at a time; "-" stands for what is not there."""
-    rows = [line.strip("| ").split(" | ") for line in TABLE.read_text(encoding="utf-8").splitlines() if "|" in line]
+    first = TABLE.read_text(encoding="utf-8").partition("\n# ")[0]  # the other tables are about strategies
+    rows = [line.strip("| ").split(" | ") for line in first.splitlines() if "|" in line]
     header, _, *rows = rows
     assert header == ["function", "parameter", "torch.distributed", "picolib.comm", "why"]
     plain = [[cell.replace("`", "").strip() for cell in row] for row in rows]
