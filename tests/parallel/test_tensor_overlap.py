@@ -17,13 +17,20 @@ from picolib.parallel.spec import named_specs
 from picolib.parallel.tensor import ColumnParallelLinear, RowParallelLinear, parallelize, vocab_parallel_cross_entropy
 from tests.parallel.llamas import alone, llama, on_a_rank, tokens
 
+OPTIONS = {
+    "plain": {"overlap": True},
+    "sequence": {"overlap": True, "sequence_parallel": True},
+    "regather": {"overlap": True, "sequence_parallel": True, "regather": True},
+    "regather only": {"sequence_parallel": True, "regather": True},
+}
 
-@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_the_llama_equals_one_process(world_size, sequence_parallel):
+def test_the_llama_equals_one_process(world_size, options):
     sizes = {"num_key_value_heads": 2 if world_size in (2, 4) else 3, "tie_word_embeddings": True}
     losses, right = alone(sizes)
-    options = {"overlap": True, "sequence_parallel": sequence_parallel}
+    options = OPTIONS[options]
     for found, state in picolib.run(partial(on_a_rank, sizes, **options), world_size):
         assert found == pytest.approx(losses, rel=1e-11)
         for name, value in right.state_dict().items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch.distributed as dist
 
 import picolib
 from picolib.parallel.tensor import parallelize, vocab_parallel_cross_entropy
@@ -68,6 +69,35 @@ def test_sequence_parallelism_sends_the_same_bytes_and_the_norms_gradients(t, ov
 def tree_bytes(nbytes: int, t: int) -> list[int]:
     """What each rank sends in the all-reduces of two norms' gradients: up to its parent, down to its children."""
     return [nbytes * ((rank > 0) + sum(child < t for child in (2 * rank + 1, 2 * rank + 2))) for rank in range(t)]
+
+
+def test_gathering_again_in_backward_is_an_all_gather_more_for_each_block():
+    calls, sent = one_layer_more(3, sequence_parallel=True, regather=True, algorithm="ring")
+    assert calls == {"all_gather_into_tensor": 4 + 2, "reduce_scatter_tensor": 4, "all_reduce": 2}
+    norms = tree_bytes(2 * 24 * 8, 3)
+    assert [a - b for a, b in zip(sent, norms, strict=True)] == [(8 + 2) * 2 * ACTIVATIONS // 3] * 3
+
+
+def saved(options: dict) -> tuple[int, float]:
+    """Activations of the layers and the last norm: measured, and by formula."""
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 24}
+    model = parallelize(llama(**sizes), **options)
+    with picolib.memory.measure(model) as found:
+        model.model(tokens()[0]).square().sum().backward()
+    kind = {"tensor_parallel": dist.get_world_size(), "sequence_parallel": options.get("sequence_parallel", False)}
+    return found.activations, picolib.memory.activation_bytes(model.config, BATCH, LENGTH, bytes_per_number=8, **kind)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("t", [2, 4])
+def test_activations_are_the_formulas_and_what_was_gathered_where_it_is_kept(t, overlap):
+    kinds = {"plain": {}, "kept": {"sequence_parallel": True}}
+    kinds["regathered"] = {"sequence_parallel": True, "regather": True}
+    found = {kind: picolib.run(saved, t, {**options, "overlap": overlap})[0] for kind, options in kinds.items()}
+    for kind in ("plain", "regathered"):
+        assert found[kind][0] == pytest.approx(found[kind][1], rel=0.05), kind
+    others = 2 * 2 * ACTIVATIONS * (t - 1) // t  # the other ranks' tokens, for two blocks in two layers
+    assert found["kept"][0] - found["regathered"][0] == others
 
 
 def test_shared_key_value_heads_add_the_sum_of_their_gradients():

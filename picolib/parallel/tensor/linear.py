@@ -71,6 +71,8 @@ class ColumnParallelLinear(_Cut):
             several layers share an input and f has been applied to it once.
         sequence_parallel: the input holds this rank's tokens only: gather them first, and reduce-scatter its gradient.
         overlap: communicate beside the matrix products, with the same values: see `overlap.py`.
+        regather: with `sequence_parallel`, keep this rank's tokens only for backward, and gather the others again
+            there: 1/t of the memory for one all-gather more (Korthikanti et al. 2022, section 4.2.2).
         algorithm: of the collectives, one of `picolib.comm.algorithms`. Where overlapping cuts them into steps: a ring.
     """
 
@@ -87,10 +89,12 @@ class ColumnParallelLinear(_Cut):
         copy_input: bool = True,
         sequence_parallel: bool = False,
         overlap: bool = False,
+        regather: bool = False,
         algorithm: str = "auto",
     ) -> None:
         super().__init__(in_features, out_features, bias, group)
         self.whole_features, self.overlap, self.algorithm = out_features, overlap, algorithm
+        self.regather = regather and sequence_parallel
         self.computed: torch.Tensor | None = None  # the output, where the block has computed it with its neighbours'
         self.gather_output, self.copy_input, self.sequence_parallel = gather_output, copy_input, sequence_parallel
         if bias:
@@ -101,8 +105,9 @@ class ColumnParallelLinear(_Cut):
         how = {"group": self.group, "algorithm": self.algorithm}
         if self.computed is not None:
             y, self.computed = self.computed, None
-        elif self.overlap and (self.sequence_parallel or self.copy_input):
-            (y,) = overlapped.columns(x, [self], sequence_parallel=self.sequence_parallel, **how)
+        elif self.regather or self.overlap and (self.sequence_parallel or self.copy_input):
+            kind = {"sequence_parallel": self.sequence_parallel, "regather": self.regather}
+            (y,) = overlapped.columns(x, [self], **kind, **how)
         else:
             if self.sequence_parallel:
                 x = functional.all_gather(x, SEQUENCE, **how)

@@ -29,6 +29,7 @@ def parallelize(
     *,
     sequence_parallel: bool = False,
     overlap: bool = False,
+    regather: bool = False,
     algorithm: str = "auto",
 ) -> nn.Module:
     """Keep this rank's part of every matrix of a `LlamaForCausalLM`, in place; return the model.
@@ -46,6 +47,8 @@ def parallelize(
         sequence_parallel: between the matrices each rank keeps its tokens only. Their number must divide by the
             group's size.
         overlap: communicate beside the matrix products ("async tensor parallelism"), with the same values.
+        regather: with `sequence_parallel`, gather a block's input again in backward instead of keeping it: its
+            activations are then 1/t everywhere, for one all-gather more a block.
         algorithm: of the collectives, one of `picolib.comm.algorithms` that both the collective and its backward have.
 
     Raises:
@@ -62,8 +65,8 @@ def parallelize(
     tied = model.lm_head.weight is model.model.embed_tokens.weight
     for layer in model.model.layers:
         heads = {"q_proj": group, "k_proj": cut_over, "v_proj": cut_over}
-        _cut_block(layer.self_attn, heads, "o_proj", group, options)
-        _cut_block(layer.mlp, {"gate_proj": group, "up_proj": group}, "down_proj", group, options)
+        _cut_block(layer.self_attn, heads, "o_proj", group, regather, options)
+        _cut_block(layer.mlp, {"gate_proj": group, "up_proj": group}, "down_proj", group, regather, options)
         if copies is not None:
             for shared in (layer.self_attn.k_proj, layer.self_attn.v_proj):
                 sum_gradient_over(shared, "weight", copies)
@@ -74,7 +77,7 @@ def parallelize(
         sum_gradient_over(model.model.norm, "weight", group)
     table = {"sequence_parallel": sequence_parallel, "algorithm": algorithm}
     model.model.embed_tokens = VocabParallelEmbedding.from_embedding(model.model.embed_tokens, group=group, **table)
-    model.lm_head = VocabParallelLinear.from_linear(model.lm_head, group=group, **options)
+    model.lm_head = VocabParallelLinear.from_linear(model.lm_head, group=group, regather=regather, **options)
     if tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     return model
@@ -88,7 +91,9 @@ def _check(model: nn.Module) -> None:
         raise ValueError("model must be whole, but it has been cut already.")
 
 
-def _cut_block(block: nn.Module, cut_over: dict[str, Any], row: str, group: Any, options: dict[str, Any]) -> None:
+def _cut_block(
+    block: nn.Module, cut_over: dict[str, Any], row: str, group: Any, regather: bool, options: dict[str, Any]
+) -> None:
     """f once, before the layers that share the block's input; g inside the last layer."""
     sequence_parallel, how = options["sequence_parallel"], {"group": group, "algorithm": options["algorithm"]}
     for name, own_group in cut_over.items():
@@ -104,8 +109,9 @@ def _cut_block(block: nn.Module, cut_over: dict[str, Any], row: str, group: Any,
 
     def compute_at_once(module: nn.Module, args: tuple) -> None:
         layers = [getattr(module, name) for name in cut_over]
-        outputs = columns(args[0], layers, sequence_parallel=sequence_parallel, **how)
+        outputs = columns(args[0], layers, sequence_parallel=sequence_parallel, regather=regather, **how)
         for layer, output in zip(layers, outputs, strict=True):
             layer.computed = output
 
-    block.register_forward_pre_hook(compute_at_once if options["overlap"] else enter)
+    at_once = options["overlap"] or (regather and sequence_parallel)
+    block.register_forward_pre_hook(compute_at_once if at_once else enter)

@@ -30,16 +30,18 @@ Tensors = Sequence[torch.Tensor]
 
 
 def columns(
-    x: torch.Tensor, layers: Sequence[nn.Linear], *, group: Any, sequence_parallel: bool, algorithm: str = "auto"
-) -> list[torch.Tensor]:
+    x: torch.Tensor, layers: Sequence[nn.Linear], *, group: Any, sequence_parallel: bool, regather: bool = False,
+    algorithm: str = "auto",
+) -> list[torch.Tensor]:  # fmt: skip
     """What column-parallel layers make of one input, f or its all-gather included: one communication for all of them.
 
     x: [..., s, h] replicated, or [..., s/t, h] with `sequence_parallel`. Returns [..., s, this rank's features] each.
-    `algorithm` is the all-reduce's; with `sequence_parallel` there are rings.
+    `algorithm` is the all-reduce's; with `sequence_parallel` there are rings, and `regather` keeps this rank's tokens
+    only for backward.
     """
     x, *weights = _in_one_dtype(x, *(layer.weight for layer in layers))
     if sequence_parallel:
-        outputs = _GatheredColumns.apply(x, group, *weights)
+        outputs = _GatheredColumns.apply(x, group, regather, *weights)
     else:
         outputs = _Columns.apply(x, {"group": group, "algorithm": algorithm}, *weights)
     return [y if m.bias is None else y + m.bias.to(y.dtype) for y, m in zip(outputs, layers, strict=True)]
@@ -86,18 +88,19 @@ class _GatheredColumns(torch.autograd.Function):
     """[..., s/t, h] -> [..., s, features] for each weight."""
 
     @staticmethod
-    def forward(ctx, x, group, *weights):
+    def forward(ctx, x, group, regather, *weights):
         blocks, outputs = _gather_and_multiply(x, [weight.T for weight in weights], group)
-        ctx.group = group
-        ctx.save_for_backward(blocks, *weights)
+        ctx.group, ctx.regather = group, regather
+        ctx.save_for_backward(x if regather else blocks, *weights)
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):
-        blocks, *weights = ctx.saved_tensors
+        kept, *weights = ctx.saved_tensors
         dx = _multiply_and_scatter(gradients, weights, ctx.group) if ctx.needs_input_grad[0] else None
-        return dx, None, *_weight_gradients(gradients, _joined(blocks), ctx.needs_input_grad[2:])
+        blocks = _gather_and_multiply(kept, [], ctx.group)[0] if ctx.regather else kept
+        return dx, None, None, *_weight_gradients(gradients, _joined(blocks), ctx.needs_input_grad[3:])
 
 
 class _ScatteredRows(torch.autograd.Function):
