@@ -3,7 +3,9 @@
 import sys
 
 import cloudpickle
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import picolib
@@ -34,6 +36,62 @@ def test_notes_stand_in_their_place_between_collectives_and_a_strategy_is_named_
     notes = [entry for entry in order if "." in entry]
     assert set(notes) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert order.index("all_reduce") < order.index(notes[-1])
+
+
+def uses_the_store():
+    from picolib.course import observe
+
+    notebook = observe.install()
+    dist.new_group(list(range(dist.get_world_size())))
+    before = list(notebook.entries)
+    dist.distributed_c10d._get_default_store().set(f"from {dist.get_rank()}", "a number")
+    return [e[:2] for e in before if e[0] == "store"], [e[:2] for e in notebook.clear() if e[0] == "store"]
+
+
+def test_the_store_is_noted_where_the_learner_uses_it_and_not_where_torch_makes_a_group():
+    assert list(picolib.run(uses_the_store, 2)) == [([], [["store", "set"]])] * 2
+
+
+def reduces(how):
+    from picolib import comm
+    from picolib.course import observe
+
+    notebook = observe.install()
+    x = torch.arange(4.0) + dist.get_rank()
+    notebook.tamper = "all-reduces"
+    if how == "torch":
+        dist.all_reduce(x)
+    elif how == "picolib":
+        comm.all_reduce(x)
+    else:
+        work = (dist if how == "torch, async" else comm).all_reduce(x, async_op=True)
+        work.wait()
+    (entry,) = [e for e in notebook.entries if e[0] == "collective"]
+    return x.tolist(), entry[5], entry[6]
+
+
+@pytest.mark.parametrize("how", ["torch", "picolib", "torch, async", "picolib, async"])
+def test_results_of_all_reduces_are_changed_alike_on_all_ranks_and_what_was_given_is_noted(how):
+    (zero, given_0, dtype), (one, given_1, _) = picolib.run(reduces, 2, how)
+    assert zero == one == [1.0 * 2, 3.0 * 3, 5.0 * 4, 7.0 * 2]
+    assert (given_0, given_1, dtype) == ([0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], "float32")
+
+
+def reduces_for_ever():
+    from picolib.course import notebook, observe
+
+    observe.install()
+    for _ in range(2):
+        observe.note("a step")
+        for _ in range(notebook.MANY_COLLECTIVES - 1):
+            dist.all_reduce(torch.zeros(1))
+    while True:
+        dist.all_reduce(torch.zeros(1))
+
+
+def test_a_loop_of_collectives_without_end_is_ended_and_counted_from_the_last_note_on():
+    with pytest.raises(Exception, match="has made 1000 collectives in one call"):
+        picolib.run(reduces_for_ever, 1)
 
 
 def test_outside_a_check_a_note_goes_nowhere():
