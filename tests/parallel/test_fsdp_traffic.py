@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import picolib
 from picolib.launch import monitor
@@ -38,6 +40,45 @@ def test_bytes_of_a_step(world_size, by_layer, reshard, collectives):
     first, more = (picolib.run(steps, world_size, n, by_layer, reshard).trace for n in (1, 3))
     sent = [b - a for a, b in zip(first.bytes_sent, more.bytes_sent, strict=True)]
     assert sent == [2 * collectives * NBYTES * (world_size - 1) // world_size] * world_size
+
+
+class WithItsOwn(nn.Module):
+    """A layer, and a parameter that belongs to the root's unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(24, 24, bias=False), nn.Parameter(torch.ones(24))
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+LAYER, SCALE = 24 * 24 * 8, 24 * 8
+
+
+def accumulated(count: int, deferred: bool, shape: tuple[int, ...]) -> None:
+    """Steps of three micro-batches."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp_replicate", "dp_shard")[-len(shape) :])
+    model = sharded(WithItsOwn().double(), mesh=mesh)
+    for _ in range(count):
+        model.zero_grad()
+        for micro in range(3):
+            with model.no_sync() if deferred and micro < 2 else contextlib.nullcontext():
+                model(torch.ones(2, 24, dtype=torch.float64)).sum().backward()
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+@pytest.mark.parametrize("shape", [(2,), (4,), (2, 2), (2, 3)], ids=str)
+def test_bytes_of_accumulation_and_of_hybrid_sharding(shape, deferred):
+    """Every micro-batch gathers, the root's own parameters once, the layer's twice. Replicas all-reduce shards."""
+    *replicas, shards = shape
+    world_size = shards * (replicas[0] if replicas else 1)
+    first, more = (picolib.run(accumulated, world_size, n, deferred, shape).trace for n in (1, 3))
+    reductions = 1 if deferred else 3
+    one = (3 * (2 * LAYER + SCALE) + reductions * (LAYER + SCALE)) * (shards - 1) // shards
+    across = reductions * (LAYER + SCALE) // shards if replicas else 0  # 2(R-1)/R of it, with R = 2
+    sent = [b - a for a, b in zip(first.bytes_sent, more.bytes_sent, strict=True)]
+    assert sent == [2 * (one + across)] * world_size
 
 
 def memory_held() -> tuple[int, int, int]:

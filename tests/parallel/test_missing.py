@@ -121,6 +121,46 @@ def test_whatever_the_algorithm(algorithm):
     assert_as_alone("one unit", "each rank takes turns", 3, algorithm=algorithm)
 
 
+class Skips(nn.Module):
+    """Three layers, one of which a rank may leave out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, x, skip: str = ""):
+        for name in ("first", "second", "third"):
+            x = x if name == skip else torch.tanh(getattr(self, name)(x))
+        return x
+
+
+def skipping(skip: str, steps: int, trains: bool) -> torch.Tensor:
+    """In the last step rank 1 leaves a layer out."""
+    model = sharded(build(Skips, 0))
+    for step in range(steps):
+        with torch.set_grad_enabled(trains):
+            out = model(data(4)[0], skip if step == steps - 1 and dist.get_rank() == 1 else "")
+        if trains:
+            out.sum().backward()
+    return out.detach()
+
+
+@pytest.mark.parametrize("skip", ["first", "second", "third"])
+@pytest.mark.parametrize(("steps", "trains"), [(1, True), (2, True), (1, False)], ids=str)
+def test_a_unit_that_one_rank_leaves_out_is_named_at_once(skip, steps, trains):
+    with pytest.raises((picolib.MismatchError, picolib.DeadlockError)) as error:
+        picolib.run(skipping, 2, skip, steps, trains)
+    assert f"{skip} unshard" in str(error.value)
+
+
+@pytest.mark.parametrize("skip", ["first", "second", "third"])
+def test_a_unit_that_was_fetched_in_advance_may_be_left_out(skip):
+    """Without gradients, after a step that used it: its all-gather was under way, and nobody waits for more."""
+    model, x = build(Skips, 0), data(4)[0]
+    for found, right in zip(picolib.run(skipping, 2, skip, 2, False), (model(x), model(x, skip)), strict=True):
+        assert torch.allclose(found, right, rtol=1e-12)
+
+
 def without_a_backward_pass():
     """Rank 1 has no batch left in the second step."""
     model, optimizer = zero(1, build(Branches, 0))

@@ -29,13 +29,17 @@ def steps(stage: int, count: int, accumulation: int) -> None:
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("world_size", [4])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_bytes_of_a_step(world_size, stage, accumulation):
+    """(N-1)/N of the gradients once a step, in stage 2 once a backward pass, and (N-1)/N of the parameters."""
     first, more = (picolib.run(steps, world_size, stage, n, accumulation).trace for n in (1, 3))
     share = NBYTES * (world_size - 1) // world_size
     reductions = accumulation if stage == 2 else 1
     sent = [b - a for a, b in zip(first.bytes_sent, more.bytes_sent, strict=True)]
     assert sent == [2 * (reductions + 1) * share] * world_size
+    for before, after in zip(first.calls, more.calls, strict=True):
+        calls = {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)}
+        assert calls == {"reduce_scatter_tensor": 2 * reductions, "all_gather_into_tensor": 2}  # one bucket
 
 
 def gradients_after_backward(stage: int):

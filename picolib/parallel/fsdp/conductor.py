@@ -66,7 +66,7 @@ class Conductor:
         self.last_order, self.order, self.will_end, self.running = self.order, [], False, 0
 
     def _fetch(self, order: list[Unit], place: int) -> None:
-        if 0 <= place < len(order):
+        if 0 <= place < len(order) and not order[place].is_through():
             order[place].start_unshard()
 
     def after_forward(self, unit: Unit, output: Any) -> None:
@@ -97,7 +97,7 @@ class Conductor:
         """One of a unit's parameters has its gradient; after the last one the unit is through."""
         refuse_sparse(parameter.full.grad, parameter.name)
         unit.gradients_there += 1
-        if unit.gradients_there == len(unit.trained):
+        if unit.is_through():
             self.after_backward(unit)
         comm.poll()
 
@@ -128,7 +128,7 @@ class Conductor:
         All ranks must run the same units: nobody else can tell this rank what it missed.
         """
         for unit in reversed(self.units):
-            through = unit.gradients_there == len(unit.trained) and not unit.has_gradients()
+            through = unit.is_through() and not unit.has_gradients()
             if unit.trained and not through and (unit in self.expected or unit.has_gradients()):
                 self.after_backward(unit)
         for unit in self.units:

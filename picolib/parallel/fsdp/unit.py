@@ -100,6 +100,10 @@ class Unit:
         """Whether there is something that the other ranks don't know yet."""
         return any(p.full.grad is not None for p in self.trained)
 
+    def is_through(self) -> bool:
+        """Whether every parameter has had its gradient in this backward pass."""
+        return 0 < len(self.trained) == self.gradients_there
+
     @torch.no_grad()  # hooks run with gradients enabled under create_graph; the buffers must not join that graph
     def start_reduce(self) -> None:
         """Start the reduce-scatter of the whole gradients, and free them."""

@@ -61,7 +61,7 @@ class FlatBucket:
         """(place in the bucket, start, stop) of each piece that a rank owns, in order."""
         first, last, begin, found = rank * self.part_length, (rank + 1) * self.part_length, 0, []
         for place, length in enumerate(self.lengths):
-            start, stop = max(first - begin, 0), min(last - begin, length)
+            start, stop = max(first - begin, 0), max(min(last - begin, length), 0)
             if start < stop or (length == 0 and rank == 0):  # somebody must own what is empty
                 found.append((place, start, stop))
             begin += length
