@@ -62,6 +62,8 @@ class _Lane:
     def __init__(self, events: Sequence[Any]) -> None:
         of = {kind: [e for e in events if e.kind == kind] for kind in ("send", "recv", "collective", *SPANS)}
         self.marks = [*of["mark"], *of["compute"]]
+        covered = [m for m in of["mark"] if any(m.start < c.end and c.start < m.end for c in of["compute"])]
+        self.named = [m for m in self.marks if m not in covered]  # what lies inside has the room for its name
         self.exposed = exposed(events)
         self.share = sum(b - a for a, b in self.exposed)
         self.collectives = of["collective"]
@@ -135,7 +137,7 @@ def _draw_lane(figure: Figure, scale: Scale, lane: _Lane, rank: int, top: float)
     figure.blocks([_bar(scale, e.start, e.end, top, 14) for e in lane.marks], fill=WORK)
     figure.blocks([_bar(scale, *span, top, 14) for span in lane.exposed], fill=ACCENT)
     alone = [c for c in lane.collectives if not any(m.start < c.end and c.start < m.end for m in lane.marks)]
-    for event in (*lane.marks, *alone):  # a collective behind compute has its messages below, and no room for a name
+    for event in (*lane.named, *alone):  # a collective behind compute has its messages below, and no room for a name
         _name(figure, scale, event, top + 7)
     for number, track in enumerate(lane.tracks):
         for event in track:
