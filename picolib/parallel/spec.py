@@ -36,7 +36,7 @@ class Replicate:
 class Partial:
     """The same on every rank of the group, but each rank's gradient is a summand: DTensor's Partial, of the gradient.
 
-    Whoever declares it sums the gradient over the group, once, in backward (`tensor/replicated.py`); afterwards it is
+    Whoever declares it sums the gradient over the group, once, in backward (`replicated.py`); afterwards it is
     as with Replicate.
     """
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import picolib
 from picolib.comm.gradcheck import spmd_gradcheck
+from picolib.parallel import sequence
 from picolib.parallel.full_state import own_part
 from picolib.parallel.spec import Partial, Shard, named_specs
 from picolib.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, parallelize
@@ -28,16 +29,16 @@ def assert_equal_to_one_process(world_size: int, sizes: dict, **options) -> None
             assert torch.allclose(state[name], value, rtol=1e-9, atol=1e-12), name
 
 
-sequence = pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+plain_or_sequence = pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 
 
-@sequence
+@plain_or_sequence
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_losses_gradients_and_parameters_equal_the_one_process_model(world_size, sequence_parallel):
     assert_equal_to_one_process(world_size, {}, sequence_parallel=sequence_parallel)
 
 
-@sequence
+@plain_or_sequence
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_tied_embeddings(world_size, sequence_parallel):
     assert_equal_to_one_process(world_size, {"tie_word_embeddings": True}, sequence_parallel=sequence_parallel)
@@ -46,7 +47,7 @@ def test_tied_embeddings(world_size, sequence_parallel):
 # Grouped-query attention: 12 query heads, and fewer key-value heads
 
 
-@sequence
+@plain_or_sequence
 @pytest.mark.parametrize(
     ("world_size", "heads"),
     [(2, 4), (3, 6), (4, 2), (4, 1), (3, 1)],
@@ -153,3 +154,41 @@ def looked_up():
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 def test_the_embedding_also_where_a_rank_has_no_row(world_size):
     picolib.run(looked_up, world_size)
+
+
+class Block(nn.Module):
+    """A block of one's own: a norm whose region is cut by tokens, and two matrices that are cut by features."""
+
+    def __init__(self, plain: nn.Sequential) -> None:
+        super().__init__()
+        self.norm = plain[0]
+        self.up = ColumnParallelLinear.from_linear(plain[1], copy_input=False)
+        self.down = RowParallelLinear.from_linear(plain[3])
+        for name in ("weight", "bias"):
+            sequence.sum_gradient_over(self.norm, name, None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, s, h] on every rank -> [b, s/t, h]."""
+        x = sequence.gather_tokens(self.norm(sequence.split_tokens(x)))
+        return sequence.reduce_scatter_tokens(F.linear(F.gelu(self.up(x)), self.down.weight))
+
+
+def own_block():
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6, bias=False)).double()
+    x = torch.randn(2, 4, 6, dtype=torch.float64)
+    right = plain(x)
+    right.square().sum().backward()
+    gradients = {name: p.grad for name, p in plain.named_parameters()}
+    plain.zero_grad()
+    block = Block(plain)
+    y = block(x)
+    y.square().sum().backward()
+    assert torch.allclose(y, right.chunk(2, 1)[dist.get_rank()], rtol=1e-12)
+    names = {"norm.weight": "0.weight", "norm.bias": "0.bias", "up.weight": "1.weight", "down.weight": "3.weight"}
+    for name, p, spec in named_specs(block):
+        assert torch.allclose(p.grad, own_part(gradients[names[name]], spec), rtol=1e-10), name
+
+
+def test_a_block_of_ones_own_with_sequence_parallelism():
+    picolib.run(own_block, 2)

@@ -68,7 +68,8 @@ def on_a_mesh(shape: tuple[int, int], kind: str, sizes: dict, options: dict) -> 
 OPTIONS = {
     "plain": {},
     "sequence": {"sequence_parallel": True},
-    "overlap": {"sequence_parallel": True, "overlap": True},
+    "overlap": {"overlap": True},
+    "sequence and overlap": {"sequence_parallel": True, "overlap": True, "regather": True},
 }
 
 

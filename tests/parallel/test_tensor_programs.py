@@ -26,7 +26,7 @@ from picolib.parallel.tensor import (
 def llama(seed: int = 1) -> nn.Module:
     config = LlamaConfig(
         vocab_size=14, hidden_size=8, intermediate_size=12, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=8,
+        num_attention_heads=4, num_key_value_heads=1, max_position_embeddings=8,
     )  # fmt: skip
     return init_weights(LlamaForCausalLM(config).double(), seed=seed, std=0.3)
 
@@ -57,16 +57,17 @@ def split_loss(model, x, y, group=None):
     return vocab_parallel_cross_entropy(model(x), y, group=group, reduction="sum")
 
 
-def copied(in_group: bool):
+def copied(in_group: bool, overlap: bool):
     group = dist.new_group([0, 1]) if in_group else None
-    model = copy.deepcopy(parallelize(llama(), group, sequence_parallel=True))
+    model = copy.deepcopy(parallelize(llama(), group, sequence_parallel=True, overlap=overlap))
     return two_steps(model, partial(split_loss, group=group), state=full_state_dict)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("in_group", [False, True])
-def test_a_deep_copy_sums_the_norms_gradients_too(in_group):
+def test_a_deep_copy_works_in_the_same_group(in_group, overlap):
     right = alone()
-    for found in picolib.run(copied, 2, in_group):
+    for found in picolib.run(copied, 2, in_group, overlap):
         for name, value in right.items():
             assert torch.allclose(found[name], value, rtol=1e-9, atol=1e-11), name
 
@@ -120,6 +121,21 @@ def odd_sequence():
     parallelize(llama(), sequence_parallel=True)(tokens()[0][:, :7])
 
 
+def odd_rows():
+    RowParallelLinear(4, 4, sequence_parallel=True, overlap=True)(torch.ones(1, 3, 2))
+
+
+def unknown_algorithm():
+    parallelize(llama(), algorithm="rign")(tokens()[0])
+
+
+def overlap_differentiated_twice():
+    x = torch.ones(2, 4, requires_grad=True)
+    y = ColumnParallelLinear(4, 4, overlap=True)(x).square().sum()
+    (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    slope.sum().backward()
+
+
 def whole_where_a_part_should_be():
     RowParallelLinear(4, 4)(torch.ones(2, 4))
 
@@ -145,6 +161,9 @@ def twice_differentiated():
         (cut_something_else, "model must be a plain LlamaForCausalLM, but Linear has no config"),
         (odd_sequence, "tokens must have a length that 2 ranks can share equally with sequence_parallel, got 7"),
         (whole_where_a_part_should_be, "must have 2 features where input_is_parallel=True, got 4"),
+        (odd_rows, "The input must have tokens that 2 ranks can share equally, got 3"),
+        (unknown_algorithm, "algorithm must be one of auto, naive, ring"),
+        (overlap_differentiated_twice, "once_differentiable"),
         (twice_differentiated, "can't be differentiated twice"),
     ],
 )

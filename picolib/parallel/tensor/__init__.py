@@ -1,9 +1,9 @@
 """Tensor parallelism: every matrix is cut over a group of ranks, and each token passes through all of them.
 
 `linear` cuts by columns and by rows, `embedding` and `loss` cut the vocabulary, `llama` puts them into the model,
-`overlap` communicates beside the products, `replicated` adds up what each rank knows of a whole parameter's gradient,
-`random` draws masks. Megatron's letters: f is `copy_to_group` (identity, then sum), g `reduce_from_group` (sum, then
-identity).
+`overlap` communicates beside the products, `random` draws masks. Megatron's letters: f is `copy_to_group` (identity,
+then sum), g is `reduce_from_group` (sum, then identity). With `picolib.parallel.sequence` they become an all-gather and
+a reduce-scatter.
 """
 
 from picolib.parallel.tensor.embedding import VocabParallelEmbedding, VocabParallelLinear

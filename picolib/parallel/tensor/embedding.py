@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from picolib.comm import functional
+from picolib.parallel.sequence import reduce_scatter_tokens
 from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec
 from picolib.parallel.tensor.linear import ColumnParallelLinear
 from picolib.parallel.tensor.loss import refuse_outside
-from picolib.parallel.tensor.overlap import SEQUENCE
 
 
 class VocabParallelEmbedding(HasGroup, nn.Embedding):
@@ -82,9 +82,8 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
             found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
         else:
             found = self.weight.sum() * self.weight.new_zeros(*tokens.shape, self.weight.shape[1])
-        if self.sequence_parallel:
-            return functional.reduce_scatter(found, SEQUENCE, group=self.group, algorithm=self.algorithm)
-        return functional.reduce_from_group(found, group=self.group, algorithm=self.algorithm)
+        leave = reduce_scatter_tokens if self.sequence_parallel else functional.reduce_from_group
+        return leave(found, group=self.group, algorithm=self.algorithm)
 
 
 class VocabParallelLinear(ColumnParallelLinear):

@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from picolib.comm import functional
+from picolib.parallel.sequence import gather_tokens, reduce_scatter_tokens, sum_gradient_over
 from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec, spec_of
 from picolib.parallel.tensor import overlap as overlapped
-from picolib.parallel.tensor.overlap import SEQUENCE
-from picolib.parallel.tensor.replicated import sum_gradient_over
 
 
 class _Cut(HasGroup, nn.Linear):
@@ -110,7 +109,7 @@ class ColumnParallelLinear(_Cut):
             (y,) = overlapped.columns(x, [self], **kind, **how)
         else:
             if self.sequence_parallel:
-                x = functional.all_gather(x, SEQUENCE, **how)
+                x = gather_tokens(x, **how)
             elif self.copy_input:
                 x = functional.copy_to_group(x, **how)
             y = F.linear(x, self.weight, self.bias)
@@ -165,7 +164,7 @@ class RowParallelLinear(_Cut):
         if self.sequence_parallel and self.overlap:
             y = overlapped.rows(x, self.weight, group=self.group)
         elif self.sequence_parallel:
-            y = functional.reduce_scatter(F.linear(x, self.weight), SEQUENCE, **how)
+            y = reduce_scatter_tokens(F.linear(x, self.weight), **how)
         else:
             y = functional.reduce_from_group(F.linear(x, self.weight), **how)
         return y if self.bias is None else y + self.bias

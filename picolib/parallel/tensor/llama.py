@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import nn
 
 from picolib.comm import functional
+from picolib.parallel.replicated import groups_of_heads
+from picolib.parallel.sequence import gather_tokens, sum_gradient_over
 from picolib.parallel.tensor.embedding import VocabParallelEmbedding, VocabParallelLinear
 from picolib.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear
-from picolib.parallel.tensor.overlap import SEQUENCE, columns
-from picolib.parallel.tensor.replicated import groups_of_heads, sum_gradient_over
+from picolib.parallel.tensor.overlap import columns
 
 
 def parallelize(
@@ -103,9 +104,7 @@ def _cut_block(
 
     def enter(module: nn.Module, args: tuple) -> tuple:
         x, *rest = args
-        if sequence_parallel:
-            return functional.all_gather(x, SEQUENCE, **how), *rest
-        return functional.copy_to_group(x, **how), *rest
+        return (gather_tokens if sequence_parallel else functional.copy_to_group)(x, **how), *rest
 
     def compute_at_once(module: nn.Module, args: tuple) -> None:
         layers = [getattr(module, name) for name in cut_over]

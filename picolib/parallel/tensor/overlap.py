@@ -24,8 +24,8 @@ from torch.autograd.function import once_differentiable
 from picolib import comm
 from picolib.comm.fused import all_gather_and_use, make_and_reduce_scatter
 from picolib.launch.marks import mark
+from picolib.parallel.sequence import SEQUENCE
 
-SEQUENCE = -2  # the dimension of tokens in [..., sequence, features]
 Tensors = Sequence[torch.Tensor]
 
 
