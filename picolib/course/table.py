@@ -1,7 +1,7 @@
 """The running comparison of strategies: `table()` shows it, `table("data parallel", splits="...", ...)` fills a row.
 
 You fill the rows; once a row is yours, the course's own words appear below it. What you wrote is kept in the
-workspace, in `mine/table.json`; outside a workspace (the lessons as they are) nothing is kept.
+workspace, in `mine/table.json`; outside a workspace (the lessons as they are) it is kept as long as the kernel runs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ COLUMNS = {
 
 
 ROWS = {strategy.name: strategy for strategy in STRATEGIES}
+_of_this_kernel: dict[str, dict[str, str]] = {}  # what was filled outside a workspace
 
 
 class Comparison:
@@ -79,11 +80,15 @@ def _check(strategy: str, cells: Mapping[str, str]) -> None:
 
 
 def _read(folder: Path | None) -> dict[str, dict[str, str]]:
-    if folder is None or not (folder / "table.json").exists():
+    if folder is None:
+        return dict(_of_this_kernel)
+    if not (folder / "table.json").exists():
         return {}
     return json.loads((folder / "table.json").read_text(encoding="utf-8"))
 
 
 def _write(folder: Path | None, filled: Mapping[str, Mapping[str, str]]) -> None:
-    if folder is not None:
+    if folder is None:
+        _of_this_kernel.update(filled)
+    else:
         state.write_text(folder / "table.json", json.dumps(filled, indent=1, ensure_ascii=False) + "\n")

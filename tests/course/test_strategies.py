@@ -1,5 +1,7 @@
 """The table of strategies names lessons that exist, or that come after the last one."""
 
+import sys
+
 import pytest
 
 from picolib.course import lessons
@@ -18,3 +20,13 @@ def test_a_row_names_sittings_that_there_are_or_that_come_later(strategy):
 def test_two_sittings_are_lessons_and_one_is_a_lesson():
     shown = repr(table(folder="nowhere"))
     assert "| data parallel | lessons 03A and 03B |" in shown and "| averaging by hand | lesson 00 |" in shown
+
+
+def test_outside_a_workspace_rows_stay_as_long_as_the_kernel_runs(monkeypatch):
+    monkeypatch.setattr(sys.modules["picolib.course.table"], "_of_this_kernel", {})
+    monkeypatch.setattr("picolib.course.mine.folder", lambda: None)
+    table("recomputation", splits="nothing")
+    both = repr(table("accumulation", splits="the batch, in time"))
+    assert "| **recomputation** | nothing |" in both and "| **accumulation** | the batch, in time |" in both
+    table("accumulation", bytes="0")
+    assert "| the batch, in time | · | · | 0 |" in repr(table())

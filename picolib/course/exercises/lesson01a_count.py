@@ -39,9 +39,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def configuration(random: torch.Generator, **fixed: Any) -> LlamaConfig:
-    """A Llama of sizes that nobody has seen before; grouped heads, and heads that do not add up to the hidden size."""
-    kv_heads = pick(random, 1, 2, 3)
+def configuration(random: torch.Generator, kv_heads: int = 0, **fixed: Any) -> LlamaConfig:
+    """A Llama of sizes that nobody has seen before; grouped heads, and heads that do not add up to the hidden size.
+
+    `kv_heads`: 0 stands for one to three of them.
+    """
+    kv_heads = kv_heads or pick(random, 1, 2, 3)
     sizes = {
         "vocab_size": pick(random, 257, 311, 509, 1009),
         "hidden_size": 8 * pick(random, 9, 19, 23),
