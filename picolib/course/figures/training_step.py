@@ -75,12 +75,8 @@ def training_step(
     title: str = "One training step",
     number: int | None = None,
     ranks: Sequence[int] = (0, 1),
-    what: str = "all-reduce",
 ) -> Figure:
-    """A step (None: the quickest) of some ranks: its marks, and below them its all-reduces, hidden or exposed (red).
-
-    what: the word for the collectives, where they are others than all-reduces.
-    """
+    """A step (None: the quickest) of some ranks: its marks, and below them its all-reduces, hidden or exposed (red)."""
     steps = steps_of(trace, number)
     shown = [(rank, steps[rank]) for rank in ranks if rank < len(steps)]
     counts = [len(step.collectives) for _, step in shown]
@@ -92,7 +88,7 @@ def training_step(
     if len(shown) < len(steps):
         text = f"{ranks_text([rank for rank, _ in shown])} of {len(steps)}"
         figure.text(WIDTH - 20, 26, text, size=SMALL, color=MUTED, anchor="end")
-    _legend(figure, what)
+    _legend(figure)
     _axis(figure, scale, TOP + sum(heights))
     for place, (rank, step) in enumerate(shown):
         _lane(figure, scale, rank, step, TOP + sum(heights[:place]))
@@ -111,13 +107,20 @@ def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> No
     figure.blocks([_bar(scale, *span, top) for span in step.exposed], fill=ACCENT)
     for mark in step.marks:
         figure.line([(scale(mark.start), top), (scale(mark.start), top + ROW)], PAPER, 1)
-        _name(figure, scale, (mark.start, mark.end), mark.label, top, INK)
+        _name(figure, scale, _room(scale, mark, step.exposed), mark.label, top, INK)
     for number, track in enumerate(_tracks(step.collectives)):
         for event in track:
             _collective(figure, scale, event, step.exposed, top + GAP * (number + 1))
     text = f"{seconds_text(step.exposed_seconds)} exposed"
     figure.text(scale.end + 8, top + 8, text, size=SMALL, bold=True, color=ACCENT)
     figure.text(scale.end + 8, top + 8 + GAP, f"{seconds_text(step.seconds)} in all", size=SMALL, color=INK)
+
+
+def _room(scale: Scale, mark: Any, red: Sequence[Span]) -> Span:
+    """The first grey part of a span that its name fits into; the whole span where there is none."""
+    whole = (mark.start, mark.end)
+    wide = [span for span in minus([whole], red) if scale(span[1]) - scale(span[0]) > text_width(mark.label, 10) + 6]
+    return wide[0] if wide else whole
 
 
 def _collective(figure: Figure, scale: Scale, event: Any, red: Sequence[Span], top: float) -> None:
@@ -149,7 +152,7 @@ def _axis(figure: Figure, scale: Scale, y: float) -> None:
         figure.text(scale(value), y + 14, text, size=SMALL, color=MUTED, anchor="middle")
 
 
-def _legend(figure: Figure, what: str) -> None:
+def _legend(figure: Figure) -> None:
     x = 20.0
     for color, text in (
         (WORK, "compute"),
