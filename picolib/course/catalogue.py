@@ -17,6 +17,7 @@ MODULES = (
     "lesson03a",
     "lesson03b",
     "lesson04a",
+    "lesson04b",
     "stretch02",
 )
 

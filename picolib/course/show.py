@@ -26,6 +26,7 @@ ANSWERS = {
     "picolib.parallel.ddp.bucketed.average_in_buckets": "3.3",
     "picolib.parallel.ddp.overlapped.OverlappedAverage": "3.4",
     "picolib.train.loss.count_global_tokens": "3.2",
+    "picolib.parallel.fsdp.naive.NaiveFullyShard": "4.4",
 }
 
 

@@ -1,6 +1,15 @@
 """The questions of every lesson. The answers stand in these files: they are for you to look at afterwards."""
 
-from picolib.course.questions import lesson_00, lesson_01a, lesson_01b, lesson_02a, lesson_02b, lesson_03a, lesson_03b
+from picolib.course.questions import (
+    lesson_00,
+    lesson_01a,
+    lesson_01b,
+    lesson_02a,
+    lesson_02b,
+    lesson_03a,
+    lesson_03b,
+    lesson_04b,
+)
 
 BANK = {
     "00": lesson_00.QUESTIONS,
@@ -10,4 +19,5 @@ BANK = {
     "02B": lesson_02b.QUESTIONS,
     "03A": lesson_03a.QUESTIONS,
     "03B": lesson_03b.QUESTIONS,
+    "04B": lesson_04b.QUESTIONS,
 }

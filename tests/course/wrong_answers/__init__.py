@@ -25,6 +25,7 @@ LESSONS = (
     "lesson03b",
     "lesson03_fakes",
     "lesson04a",
+    "lesson04b",
     "mutants",
 )
 
