@@ -33,10 +33,6 @@ def both(
     training = memory.training_bytes(
         config, batch, sequence, ranks=ranks, stage=STAGES[stage], each=each, recompute=recompute
     )
-    if recompute == "full":  # in backward one layer at a time is there in full
-        training["activations"] += memory.activation_bytes_per_layer(
-            config, batch, sequence, bytes_per_number=parameter
-        )
     inference = memory.inference_bytes(config, batch, sequence, bytes_per_number=parameter)
     return {"training": training, "inference": {"parameters": inference.pop("weights"), **inference}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from picolib.plan.memory.activations import activation_bytes, logits_bytes
+from picolib.plan.memory.activations import activation_bytes, activation_bytes_per_layer, logits_bytes
 from picolib.plan.memory.parameters import layer_parameter_count, parameter_count
 from picolib.plan.memory.shape import Shape
 
@@ -76,10 +76,11 @@ def training_bytes(
         tensor_parallel: t, which splits every layer. sequence_parallel, recompute: see `activation_bytes`.
     """
     parts = model_state_parts(parameter_count(config) // tensor_parallel, ranks, stage, each)
-    parts["activations"] = activation_bytes(
-        config, batch, sequence, tensor_parallel=tensor_parallel, sequence_parallel=sequence_parallel,
-        recompute=recompute, bytes_per_number=each.parameter,
-    )  # fmt: skip
+    layout: dict[str, Any] = {"tensor_parallel": tensor_parallel, "sequence_parallel": sequence_parallel}
+    layout["bytes_per_number"] = each.parameter
+    parts["activations"] = activation_bytes(config, batch, sequence, recompute=recompute, **layout)
+    if recompute == "full":  # the layer that runs again in backward is there in full
+        parts["activations"] += activation_bytes_per_layer(config, batch, sequence, **layout)
     parts["logits"] = logits_bytes(Shape(config).vocab_size, batch, sequence, each.parameter) / tensor_parallel
     if stage == 3:
         parts["gathered layer"] = unsharded_layer_bytes(config, each.parameter) / tensor_parallel
