@@ -113,14 +113,20 @@ def _replace(where: Any, name: str, make: Callable[[Callable], Callable]) -> Non
 
 def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:
     def method(group: Any, *args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else None
-        tensors = [t for t in (first if isinstance(first, list) else [first]) if isinstance(t, torch.Tensor)]
+        tensors = _tensors_in(args[0] if args else None)
         notebook.refuse_collectives_without_end()
         whose, given, work = owner(), given_to(name, tensors), original(group, *args, **kwargs)
         notebook.collective(name, tensors, whose, work, given)
         return work
 
     return method
+
+
+def _tensors_in(first: Any) -> list[torch.Tensor]:
+    """Those of a collective's first argument: one, a list, or (gather, all_gather) a list of lists."""
+    if isinstance(first, (list, tuple)):
+        return [tensor for one in first for tensor in _tensors_in(one)]
+    return [first] if isinstance(first, torch.Tensor) else []
 
 
 def _announced(original: Callable, notebook: Notebook) -> Callable:

@@ -94,6 +94,20 @@ def test_a_loop_of_collectives_without_end_is_ended_and_counted_from_the_last_no
         picolib.run(reduces_for_ever, 1)
 
 
+def list_forms():
+    from picolib.course import observe
+
+    notebook = observe.install()
+    parts = [torch.zeros(3), torch.zeros(3)]
+    dist.reduce_scatter(parts[0], [torch.ones(3), torch.ones(3)])
+    dist.all_gather(parts, torch.ones(3))
+    return [(e[1], e[2]) for e in notebook.clear() if e[0] == "collective"]
+
+
+def test_tensors_in_lists_of_lists_are_counted():
+    assert picolib.run(list_forms, 2)[0] == [("reduce_scatter", 3), ("all_gather", 6)]
+
+
 def test_outside_a_check_a_note_goes_nowhere():
     observe.note("nobody listens")
     observe.forget()

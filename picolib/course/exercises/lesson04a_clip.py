@@ -89,6 +89,18 @@ def judge_clip(attempt: Any) -> str | None:
     return next((text for look in (_norm, _scaled, _one_number) if (text := look(attempt))), None)
 
 
+def right_all_the_same(attempt: Any) -> list[int]:
+    """Ranks with the right norm in a case in which the results of all-reduces were changed."""
+    pairs = zip(attempt.outputs, attempt.case.expected, strict=True)
+    norms = [(output["norm"], right["norm"]) for output, right in pairs]
+    numbers = (int, float, torch.Tensor)
+    return [r for r, (got, right) in enumerate(norms) if isinstance(got, numbers) and _close(float(got), right)]
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=CLOSE)
+
+
 def _norm(attempt: Any) -> str | None:
     for rank, output in enumerate(attempt.outputs):
         got, right = output["norm"], attempt.case.expected[rank]["norm"]
@@ -98,7 +110,7 @@ def _norm(attempt: Any) -> str | None:
             return f"rank {rank} returned a tensor of shape {list(got.shape)}: the norm is one number."
         if not isinstance(got, (int, float, torch.Tensor)):
             return f"rank {rank} returned {got!r}: the norm is one number."
-        if not math.isclose(float(got), right, rel_tol=CLOSE):
+        if not _close(float(got), right):
             return _which_norm(attempt, rank, float(got), right)
     return None
 
@@ -118,7 +130,7 @@ def _which_norm(attempt: Any, rank: int, got: float, right: float) -> str:
         return f"{head}."
     squares = f" (squared: {got**2:,.0f} and {right**2:,.0f})" if attempt.case.kind == "digits" else ""
     for number, why in _wrong_norms(attempt, rank, shards, same):
-        if math.isclose(got, number, rel_tol=CLOSE):
+        if _close(got, number):
             return f"{head}{squares}: {why}"
     return f"{head}{squares}: the root of the sum of the squares of all elements, each once."
 
