@@ -40,8 +40,8 @@ QUESTIONS = (
                 "a reduce-scatter is the first half of an all-reduce, and leaves exactly that part.",
                 right=True,
             ),
-            Answer("the values would be different", "they would be the same."),
-            Answer("it cannot run in backward", "DDP's does."),
+            Answer("the values would be different", "they would be the same: the part is the part."),
+            Answer("it cannot run in backward", "DDP's runs in backward, from the same hooks."),
         ),
     ),
     Question(
