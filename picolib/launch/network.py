@@ -65,8 +65,8 @@ class Sent:
         self.network, self.clock, self.peer, self.channel, self.number = network, clock, peer, channel, number
         link = network.links.between(network.rank, peer)
         seconds = nbytes / link.bandwidth
-        start = network.queues.book(network.links.path(network.rank, peer), clock.now(), seconds)
-        self.arrival = self.end = start + seconds + link.latency
+        through = network.queues.book(network.links.path(network.rank, peer), clock.now(), seconds)
+        self.arrival = self.end = through + link.latency
         network.arrivals.leave(peer, channel, number, self.arrival)
 
     def is_over(self) -> bool:

@@ -1,12 +1,13 @@
 """The queues of a run's links, in memory that all ranks share: who has booked which stretch of time.
 
-A queue is first come, first served, where a gap that is long enough is taken, too: ranks book in the order in which
-the system lets them run, not in the order of their planned times. One lock guards all queues. The system takes it
-back from a process that dies.
+A queue is first come, first served, and a message takes whatever is free from its start on, in pieces if need be, as
+packets do. Gaps count because ranks book in the order in which the system lets them run, not in the order of their
+planned times. One lock guards all queues. The system takes it back from a process that dies.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -31,16 +32,19 @@ class Queues:
         self.threads = threading.Lock()  # the system's lock is one for the whole process
 
     def book(self, path: Iterable[int], earliest: float, seconds: float) -> float:
-        """Take so many seconds of each queue on a way, not before those of the queue before it; return the last start.
+        """Take so many seconds of each queue on a way, from `earliest` on; return when the last byte is through.
 
-        The first byte goes on while the others follow, so a message that finds its way free takes `seconds` in all.
+        The first bytes go on while the others follow, so a message that finds its way free takes `seconds` in all.
         """
+        end = earliest
         with self.threads, _Locked(self.file):
             for queue in path:
                 booked = self._read(queue)
-                earliest = fit(booked, earliest, seconds)
-                self._write(queue, joined([*booked, (earliest, earliest + seconds)]))
-        return earliest
+                pieces = free(booked, earliest, seconds)
+                self._write(queue, joined(booked + pieces))
+                if pieces:
+                    earliest, end = pieces[0][0], max(end, pieces[-1][1])
+        return end
 
     def _read(self, queue: int) -> Booked:
         where = queue * QUEUE_BYTES
@@ -55,17 +59,22 @@ class Queues:
         U64.pack_into(self.memory, where, len(booked))
 
 
-def fit(booked: Booked, earliest: float, seconds: float) -> float:
-    """The first moment, not before `earliest`, from which a queue is free for so long.
+def free(booked: Booked, earliest: float, seconds: float) -> Booked:
+    """The first stretches, not before `earliest`, that are free and make so many seconds together.
 
-    >>> fit([(1.0, 2.0), (3.0, 4.0)], 0.5, 1.0)
-    2.0
+    >>> free([(1.0, 2.0), (3.0, 4.0)], 0.5, 1.0)
+    [(0.5, 1.0), (2.0, 2.5)]
     """
-    for start, end in booked:
-        if earliest + seconds <= start:
+    pieces = []
+    for start, end in [*booked, (math.inf, math.inf)]:
+        piece = min(start - earliest, seconds)
+        if piece > 0:
+            pieces.append((earliest, earliest + piece))
+            seconds -= piece
+        if seconds <= 0:
             break
         earliest = max(earliest, end)
-    return earliest
+    return pieces
 
 
 def joined(booked: Booked) -> Booked:
