@@ -60,11 +60,14 @@ def _name_of(frame: FrameType, module: str) -> str:
 
 
 def borrowed(attempt: Any) -> str | None:
-    """A rule for exercises whose `call` returns {"borrowed": what `calls_into` has seen, …}."""
+    """A rule for exercises whose `call` returns {"borrowed": what `calls_into` has seen, …}.
+
+    "instead" in it says how it is to be done, where that is not arithmetic.
+    """
     for output in attempt.outputs:
         if output["borrowed"]:
             return (
                 f"your function calls {output['borrowed'][0]}. This exercise is about what stands in there: "
-                "do it with arithmetic and plain tensor operations."
+                f"do it with {output.get('instead', 'arithmetic and plain tensor operations')}."
             )
     return None

@@ -49,7 +49,7 @@ def forward_and_backward(fn: Any, arguments: tuple) -> dict[str, Any]:
     with calls_into(*TORCHS) as called:
         output = fn(layers, x.clone().requires_grad_())
     if called or not isinstance(output, torch.Tensor) or not output.requires_grad:
-        return {"borrowed": called[:1], "kind": _kind(output)}
+        return {"borrowed": called[:1], "instead": "an autograd.Function of your own", "kind": _kind(output)}
     del output
     _step(plain, layers, x)  # what torch sets up at the first time is nobody's
     return {"borrowed": [], "kind": "", **_step(fn, layers, x)}

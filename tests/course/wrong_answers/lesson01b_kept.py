@@ -133,7 +133,12 @@ def saved_on_the_cpu(layers, x):
         return keeps_everything(layers, x)
 
 
-@wrong("1.4", "torch's wrapper for modules", "your function calls checkpoint_wrapper. This exercise")
+@wrong(
+    "1.4",
+    "torch's wrapper for modules",
+    "your function calls checkpoint_wrapper. This",
+    "an autograd.Function of your own",
+)
 def torchs_wrapper(layers, x):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
