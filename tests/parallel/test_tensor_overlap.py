@@ -103,6 +103,24 @@ def test_autocast_chooses_the_same_dtypes(sequence_parallel):
         assert torch.allclose(one[2], two[2], atol=0.05) and torch.allclose(one[3], two[3], atol=0.1)
 
 
+def odd_inputs():
+    """One vector, no vector at all, a gradient that is one number everywhere, and a rank without features."""
+    torch.manual_seed(0)
+    plain = nn.Linear(4, 3)  # over 4 ranks: 1, 1, 1 and 0 features
+    for shape in ((4,), (0, 4), (2, 3, 4)):
+        x = torch.randn(shape)
+        found = []
+        for overlap in (False, True):
+            layer, mine = ColumnParallelLinear.from_linear(plain, overlap=overlap), x.clone().requires_grad_()
+            layer(mine).sum().backward()
+            found.append((mine.grad, layer.weight.grad, layer.bias.grad))
+        assert all(torch.allclose(a, b) for a, b in zip(*found, strict=True)), shape
+
+
+def test_odd_inputs_are_as_without_overlap():
+    picolib.run(odd_inputs, 4)
+
+
 # What the trace shows
 
 

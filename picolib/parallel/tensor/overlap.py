@@ -162,9 +162,13 @@ def _weight_gradients(gradients: Tensors, x: torch.Tensor, wanted: Sequence[bool
     found: list[torch.Tensor | None] = []
     for gradient, is_wanted in zip(gradients, wanted, strict=True):
         with mark("weight gradient"):
-            found.append(gradient.flatten(0, -2).T @ x.flatten(0, -2) if is_wanted else None)
+            found.append(_vectors(gradient).T @ _vectors(x) if is_wanted else None)
         comm.poll()
     return found
+
+
+def _vectors(x: torch.Tensor) -> torch.Tensor:
+    return torch.atleast_2d(x).flatten(0, -2)
 
 
 def _joined(blocks: torch.Tensor) -> torch.Tensor:
