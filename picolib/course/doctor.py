@@ -26,6 +26,7 @@ LESSONS = {
     "02B_cost_and_choice": (8, 3.0, ""),
     "03A_ddp_right": (4, 2.0, ""),
     "03B_ddp_fast": (4, 2.0, ""),
+    "04A_zero": (4, 2.0, ""),
     "04B_fsdp": (4, 2.0, ""),
 }
 

@@ -8,6 +8,7 @@ from picolib.course.questions import (
     lesson_02b,
     lesson_03a,
     lesson_03b,
+    lesson_04a,
     lesson_04b,
 )
 
@@ -19,5 +20,6 @@ BANK = {
     "02B": lesson_02b.QUESTIONS,
     "03A": lesson_03a.QUESTIONS,
     "03B": lesson_03b.QUESTIONS,
+    "04A": lesson_04a.QUESTIONS,
     "04B": lesson_04b.QUESTIONS,
 }
