@@ -59,10 +59,10 @@ def fully_shard(
         reshard_after_forward: free the parameters after forward. False keeps them until their backward: one all-gather
             less, for the memory of the whole unit. The root keeps its own in any case.
         mp_policy: torch's MixedPrecisionPolicy: gather and compute in `param_dtype`, reduce in `reduce_dtype`.
-        offload_policy: where shards live, their gradients, and so the optimizer's state. None or torch's OffloadPolicy:
-            on the device. torch's CPUOffloadPolicy: on the CPU; the process group then needs a CPU backend too, for
-            full states and clipping. FileOffloadPolicy: in memory-mapped files. Compute stays on the module's device,
-            or that of the mesh if the module is on the CPU. `pin_memory` is for a GPU, and does nothing without one.
+        offload_policy: where shards and their gradients live and are stepped. None or torch's OffloadPolicy: on
+            the device. torch's CPUOffloadPolicy: on the CPU (full states and clipping then need a process group that
+            has a CPU backend, too; `pin_memory` is for GPUs and does nothing without one). FileOffloadPolicy: in
+            memory-mapped files. Compute stays on the module's device, or goes to the mesh's if that is the CPU.
         algorithm: of both collectives; "auto" means "direct" on gloo.
 
     Raises:

@@ -32,8 +32,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
     pass instead of one a step.
 
     Forget gradients with this optimizer's `zero_grad()`: in stage 2 the module's own can't see them. What a rank's loss
-    did not use adds nothing to the sum there; what no rank's loss used is not stepped, as in one process. In stage 2
-    every rank must call `backward()` equally often.
+    did not use adds nothing to the sum there; what no rank's loss used is not stepped, as in one process. A rank may
+    leave out `backward()` in a step; otherwise all ranks must call it equally often in stage 2.
 
     Args:
         params: parameters or groups of them, as for any optimizer, the same on all ranks.
@@ -94,7 +94,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 outer[name] = inner[name]  # betas and the like, where schedulers and state_dict look for them
         self.defaults, self.state = {**self.inner.defaults}, self.inner.state  # of this rank's pieces
         self._start_over()
-        self.is_reduced = False  # stage 1: whether the pieces have what `.grad` holds
+        self.is_reduced = False  # whether this rank has taken part in a reduction since zero_grad(), in stage 1 in all
         hook = GradientHook("ZeroRedundancyOptimizer", self, lambda zero, p: zero._gradient_is_there(p))
         for parameter in trained:
             parameter.register_post_accumulate_grad_hook(hook)
@@ -180,13 +180,14 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
             for bucket in self.buckets[self.started :]:
                 self._reduce(bucket)
             self._start_over()
+            self.is_reduced = True
 
     def finalize_grads(self) -> None:
         """Reduce what has not been reduced yet, and wait for it: then every piece has its gradient. Idempotent."""
-        if self.stage == 1 and not self.is_reduced:
+        if not self.is_reduced:
             for bucket in self.buckets:
                 for piece in bucket.pieces:
-                    piece.shard.grad = None  # .grad holds the whole sum since zero_grad()
+                    piece.shard.grad = None  # in stage 1 .grad holds the whole sum since zero_grad()
                 self._reduce(bucket)
             self.is_reduced = True
         for bucket in self.buckets:
