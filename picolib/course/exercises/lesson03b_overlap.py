@@ -30,7 +30,7 @@ BUCKETS = (
     (TIED, TIED),
 )
 SIZES = [sum(torch.Size(SHAPES[name]).numel() for name in set(bucket)) for bucket in BUCKETS]
-MANY_STEPS = 5, 10  # steps of the second case: as many as nobody can know
+FEW_STEPS, MANY_STEPS = 2, (5, 10)  # steps of the first case, and of the second: as many as nobody can know
 TOO_EARLY = (
     "A gradient of that bucket is not there yet. Three usual reasons: the hook is not registered with "
     "register_post_accumulate_grad_hook; the bucket counts fewer gradients than it has; or all hooks mean the last "
@@ -63,9 +63,9 @@ def steps_of(fn: Callable, arguments: tuple) -> Any:
 
 
 def _steps_of(fn: Callable, given_in_steps: Sequence[dict]) -> Any:
-    weights = _weights()
+    weights, slow = _weights(), len(given_in_steps) == FEW_STEPS and dist.get_rank() == dist.get_world_size() - 1
     for name, weight in weights.items():
-        weight.register_post_accumulate_grad_hook(lambda _, name=name: _is_there(name))
+        weight.register_post_accumulate_grad_hook(lambda _, name=name: _is_there(name, slow))
     finish = fn([[weights[name] for name in bucket] for bucket in BUCKETS])
     if not callable(finish):
         return type(finish).__name__
@@ -101,9 +101,9 @@ def _weights() -> dict[str, Weight]:
     return weights
 
 
-def _is_there(name: str) -> None:
-    """The last rank is slow, so that whoever uses a result before wait() does not find it by luck."""
-    if dist.get_rank() == dist.get_world_size() - 1:
+def _is_there(name: str, slow: bool) -> None:
+    """The last rank is slow in the first case, so that whoever uses a result before wait() finds no luck there."""
+    if slow:
         time.sleep(0.01)
     observe.note(name)
 
