@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import threading
 import time
 from collections import defaultdict
@@ -23,6 +24,10 @@ from picolib.launch.notes import Notes
 from picolib.launch.queues import QUEUE_BYTES, Queues
 from picolib.launch.slot import text_hash
 
+MOMENT = struct.Struct("d")
+READY_SECONDS = 5.0  # how long a rank waits at its start for the others
+NOTICE_SECONDS = 0.02  # from when the last rank is ready until all start: time to notice
+
 current: Network | None = None  # this rank's, in a run with links
 
 
@@ -36,8 +41,10 @@ class Network:
         self.links, self.rank, self.clock = links, rank, Clock()
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
         size, queues = links.world_size, links.queues * QUEUE_BYTES
-        os.ftruncate(self.file, queues + 2 * Notes.bytes(size))  # holes are zeros
-        self.memory = mmap.mmap(self.file, queues + 2 * Notes.bytes(size))
+        self.ready = queues + 2 * Notes.bytes(size)  # where each rank writes when it was ready to start
+        whole = self.ready + MOMENT.size * size
+        os.ftruncate(self.file, whole)  # holes are zeros
+        self.memory = mmap.mmap(self.file, whole)
         self.queues = Queues(self.file, self.memory)
         self.arrivals = Notes(self.memory, queues, rank, size)
         self.asked = Notes(self.memory, queues + Notes.bytes(size), rank, size)
@@ -49,6 +56,21 @@ class Network:
         with self.lock:
             self.numbers[direction, peer, channel] += 1
             return self.numbers[direction, peer, channel] - 1
+
+    def common_start(self) -> float:
+        """A moment, the same on all ranks, shortly after the last of them was ready; sleeps until then.
+
+        A rank that does not come is waited for in vain for some seconds: what keeps it is for others to tell.
+        """
+        MOMENT.pack_into(self.memory, self.ready + MOMENT.size * self.rank, time.monotonic())
+        end, moments = self.ready + MOMENT.size * self.links.world_size, [0.0]
+        give_up = time.monotonic() + READY_SECONDS
+        while 0.0 in moments and time.monotonic() < give_up:
+            moments = [moment for (moment,) in MOMENT.iter_unpack(self.memory[self.ready : end])]
+            time.sleep(0.001)
+        moment = max(moments) + NOTICE_SECONDS
+        sleep_until(moment)
+        return moment
 
     def close(self) -> None:
         """Give the memory back."""
@@ -166,9 +188,9 @@ def start(spec: list[Any] | None, path: str, rank: int) -> None:
 
 
 def begin() -> None:
-    """The learner's function starts now."""
+    """The learner's function starts now, by the clocks of all ranks at the same moment."""
     if current is not None:
-        current.clock.set(time.monotonic())
+        current.clock.set(current.common_start())
 
 
 def refuse(name: str) -> None:

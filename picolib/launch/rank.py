@@ -94,8 +94,8 @@ def _work(request: dict[str, Any], rank: int, control: Any, payload: memoryview,
     say_what_was_used = uses.install(request.get("use"))  # before the function arrives: it may bring names along
     fn, args = pickling.loads(payload)
     wire.send_frame(control, b"S", [])
-    start["clock"] = time.monotonic()
     network.begin()
+    start["clock"] = time.monotonic()
     me = os.getpid()
     value = fn(*args)
     _leave_if_forked(me)

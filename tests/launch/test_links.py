@@ -58,6 +58,27 @@ def measured(program, links, lead=0.3, **options):
     return [value for value, _, _ in run], [planned for _, planned, _ in run], run
 
 
+def test_all_ranks_start_at_the_same_moment():
+    """Also where some of them were ready later than others."""
+
+    def start():
+        from picolib.launch import network
+
+        return network.current.clock.due
+
+    assert len(set(picolib.run(start, 4, links=ONE))) == 1
+
+
+def test_a_rank_that_is_never_ready_is_not_waited_for_in_vain(tmp_path, monkeypatch):
+    from picolib.launch import network
+
+    monkeypatch.setattr(network, "READY_SECONDS", 0.05)
+    alone = network.Network(str(tmp_path / "links"), ONE, rank=1)
+    begun = time.monotonic()
+    assert begun <= alone.common_start() <= time.monotonic()
+    alone.close()
+
+
 def reduce_with(algorithm, length):
     vector = torch.arange(length, dtype=torch.float64) + dist.get_rank()
     comm.all_reduce(vector, algorithm=algorithm)
