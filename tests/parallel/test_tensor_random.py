@@ -14,7 +14,14 @@ from picolib.comm import functional
 from picolib.model import init_weights
 from picolib.parallel.full_state import full_state_dict, own_part
 from picolib.parallel.spec import named_specs
-from picolib.parallel.tensor import ColumnParallelLinear, RowParallelLinear, ShardedDropout, parallelize, sharded_region
+from picolib.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    ShardedDropout,
+    VocabParallelEmbedding,
+    parallelize,
+    sharded_region,
+)
 from tests.parallel.llamas import llama
 
 ONES = torch.ones(64)
@@ -128,6 +135,35 @@ def mlp_with_dropout(sequence_parallel: bool):
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_an_mlp_with_dropout_equals_one_process_with_the_same_masks(sequence_parallel):
     picolib.run(mlp_with_dropout, 2, sequence_parallel)
+
+
+def layers_of_ones_own():
+    torch.manual_seed(0)
+    parts = [ColumnParallelLinear(6, 7), RowParallelLinear(7, 5), VocabParallelEmbedding(7, 3, padding_idx=4)]
+    return [full_state_dict(part) for part in parts], torch.rand(3)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 5])
+def test_layers_draw_what_whole_layers_draw_and_leave_the_common_stream_alike(world_size):
+    torch.manual_seed(0)
+    right = [nn.Linear(6, 7), nn.Linear(7, 5), nn.Embedding(7, 3, padding_idx=4)]
+    after = torch.rand(3)
+    for states, drawn in picolib.run(layers_of_ones_own, world_size):
+        assert torch.equal(drawn, after)
+        for state, layer in zip(states, right, strict=True):
+            assert all(torch.equal(state[name], value) for name, value in layer.state_dict().items())
+
+
+def built_from_whole_layers():
+    linear, table = nn.Linear(6, 7), nn.Embedding(7, 3)
+    before = torch.get_rng_state()
+    ColumnParallelLinear.from_linear(linear), RowParallelLinear.from_linear(linear)
+    VocabParallelEmbedding.from_embedding(table)
+    return torch.equal(before, torch.get_rng_state())
+
+
+def test_cutting_whole_layers_draws_nothing():
+    assert list(picolib.run(built_from_whole_layers, 3)) == [True] * 3
 
 
 def first_weights(from_meta: bool, sizes: dict):

@@ -12,7 +12,7 @@ from torch import nn
 from picolib.comm import functional
 from picolib.parallel.sequence import reduce_scatter_tokens
 from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec
-from picolib.parallel.tensor.linear import ColumnParallelLinear
+from picolib.parallel.tensor.linear import ColumnParallelLinear, take_part
 from picolib.parallel.tensor.loss import refuse_outside
 
 
@@ -38,15 +38,14 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
         algorithm: str = "auto",
     ) -> None:
         first, last = rows_of(num_embeddings, dist.get_world_size(group), dist.get_rank(group))
-        super().__init__(max(last - first, 1), embedding_dim)  # nn.Embedding has no table without rows
+        super().__init__(max(last - first, 1), embedding_dim, device="meta")  # nn.Embedding has no table without rows
         self.group, self.first, self.last, self.sequence_parallel = group, first, last, sequence_parallel
         self.whole_embeddings, self.algorithm = num_embeddings, algorithm
-        self.weight = nn.Parameter(self.weight.detach()[: last - first].clone())
         if padding_idx is not None and first <= padding_idx < last:
             self.padding_idx = padding_idx - first  # among this rank's rows
-            self._fill_padding_idx_with_zero()
         shape = torch.Size([num_embeddings, embedding_dim])
         set_spec(self, "weight", ShardSpec("weight", shape, ((group, Shard(0)),)))
+        take_part(self, nn.Embedding(num_embeddings, embedding_dim, padding_idx))
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, *, group: Any = None, **options: Any) -> VocabParallelEmbedding:
@@ -59,12 +58,9 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
             if getattr(embedding, option):
                 raise ValueError(f"embedding must not have {option}={getattr(embedding, option)!r} to be cut by rows.")
         options.setdefault("padding_idx", embedding.padding_idx)
-        with torch.device(embedding.weight.device):
+        with torch.device("meta"):
             part = cls(embedding.num_embeddings, embedding.embedding_dim, group=group, **options)
-        part = part.to(embedding.weight)
-        with torch.no_grad():
-            part.weight.copy_(embedding.weight[part.first : part.last])
-        part.weight.requires_grad_(embedding.weight.requires_grad)
+        take_part(part, embedding)
         return part
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,9 @@
 
 Columns first, then rows: what comes out of the one is cut just as the other takes it in, and whatever stands between
 may be non-linear, since it works on each number by itself (Shoeybi et al. 2019, "Megatron-LM", section 3).
+
+First weights are drawn whole, as nn.Linear draws them, and cut: they do not depend on the group's size, and ranks that
+draw from equal streams still do so afterwards.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from picolib.comm import functional
+from picolib.parallel.full_state import own_part
 from picolib.parallel.sequence import gather_tokens, reduce_scatter_tokens, sum_gradient_over
 from picolib.parallel.spec import HasGroup, Shard, ShardSpec, rows_of, set_spec, spec_of
 from picolib.parallel.tensor import overlap as overlapped
@@ -27,15 +31,14 @@ class _Cut(HasGroup, nn.Linear):
 
     cut: int
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, group: Any, **options: Any) -> None:
-        shape = [out_features, in_features]
-        self_shape = list(shape)
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
-        first, last = rows_of(shape[self.cut], size, rank)
-        self_shape[self.cut] = last - first
-        super().__init__(self_shape[1], self_shape[0], bias, **options)
+    def __init__(self, in_features: int, out_features: int, bias: bool, group: Any) -> None:
+        whole = torch.Size([out_features, in_features])
+        part = list(whole)
+        first, last = rows_of(whole[self.cut], dist.get_world_size(group), dist.get_rank(group))
+        part[self.cut] = last - first
+        super().__init__(part[1], part[0], bias, device="meta")  # draws no random numbers
         self.group, self.first, self.last = group, first, last
-        set_spec(self, "weight", ShardSpec("weight", torch.Size(shape), ((group, Shard(self.cut)),)))
+        set_spec(self, "weight", ShardSpec("weight", whole, ((group, Shard(self.cut)),)))
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, group: Any = None, **options: Any) -> Any:
@@ -46,17 +49,17 @@ class _Cut(HasGroup, nn.Linear):
         """
         if isinstance(linear, _Cut):
             raise ValueError(f"linear must be whole, but this {type(linear).__name__} has been cut already.")
-        with torch.device(linear.weight.device):  # a layer without numbers ("meta") becomes a part without numbers
+        with torch.device("meta"):
             part = cls(linear.in_features, linear.out_features, linear.bias is not None, group=group, **options)
-        part = part.to(linear.weight)
-        with torch.no_grad():
-            part.weight.copy_(linear.weight.narrow(cls.cut, part.first, part.last - part.first))
-            if linear.bias is not None:
-                part.bias.copy_(linear.bias[part.first : part.last] if cls.cut == 0 else linear.bias)
-        part.weight.requires_grad_(linear.weight.requires_grad)
-        if linear.bias is not None:
-            part.bias.requires_grad_(linear.bias.requires_grad)
+        take_part(part, linear)
         return part
+
+
+def take_part(part: nn.Module, whole: nn.Module) -> None:
+    """This rank's part of every parameter of `whole`, as copies; of one on the meta device, one on the meta device."""
+    for name, parameter in whole.named_parameters():
+        numbers = own_part(parameter.detach(), spec_of(part, name)).clone(memory_format=torch.contiguous_format)
+        setattr(part, name, nn.Parameter(numbers, requires_grad=parameter.requires_grad))
 
 
 class ColumnParallelLinear(_Cut):
@@ -98,6 +101,7 @@ class ColumnParallelLinear(_Cut):
         self.gather_output, self.copy_input, self.sequence_parallel = gather_output, copy_input, sequence_parallel
         if bias:
             set_spec(self, "bias", ShardSpec("bias", torch.Size([out_features]), ((group, Shard(0)),)))
+        take_part(self, nn.Linear(in_features, out_features, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's columns of the output."""
@@ -149,6 +153,7 @@ class RowParallelLinear(_Cut):
         self.overlap, self.algorithm = overlap, algorithm
         if bias and sequence_parallel:
             sum_gradient_over(self, "bias", group)
+        take_part(self, nn.Linear(in_features, out_features, bias))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The whole output, on every rank (or this rank's tokens of it)."""
