@@ -17,6 +17,9 @@ UNEVEN = (
     "zeros behind: torch.nn.functional.pad(x, (0, -len(x) % n))."
 )
 LEAF = "A parameter may not be changed in place while autograd watches: write into p.data, or under torch.no_grad()."
+VIEW = "is a view and is being modified inplace"
+WATCHED = "Autograd watches this tensor: put the flat one together of p.detach(), or of p.data."
+PADDING = "Cut the zeros at the end off before you split: flat[:total].split(sizes)."
 EMPTY = "A rank may hold no part at all: shards is an empty list, its square is 0, and it takes part all the same."
 ODD_LENGTH = r"outputShape\[0\] \* worldSize == inputShape|same size as output size times"
 
@@ -36,7 +39,7 @@ EXERCISES = (
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),
-        raised=((ODD_LENGTH, UNEVEN), ("a leaf Variable", LEAF)),
+        raised=((ODD_LENGTH, UNEVEN), ("a leaf Variable", LEAF), ("split_with_sizes", PADDING), (VIEW, WATCHED)),
         verified="parameters equal one process's after each step, state is 1/N, 2(N-1)/N·Ψ sent",
         hints=(
             "An all-reduce is a reduce-scatter and an all-gather. What can be done in between, and by whom?",
@@ -84,6 +87,7 @@ EXERCISES = (
         cases=moved_cases,
         call=train_with,
         judge=judge_moved,
+        raised=((VIEW, WATCHED),),
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),

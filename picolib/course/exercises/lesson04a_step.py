@@ -6,7 +6,6 @@ In the digits case the gradients say from whom they come, and the parameters whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,42 +14,13 @@ from torch import nn
 from picolib.course import digits
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson04a_adam import Adam
 from picolib.course.exercises.lesson04a_common import elements_in, nothing_ready_made, too_many_bytes
 from picolib.course.words import apart, number_of, ranks_text, times
 
 SMALL = ((2, 3), (4,), (1,))  # 11 parameters: no number of ranks above 1 divides that
 LARGE = ((17, 29), (64,), (1,), (21, 21))  # 999
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
-
-
-@dataclass
-class Adam:
-    """The update that the learner is given: `update(part, gradient, state)`. It remembers what it was called with."""
-
-    lr: float
-    betas: tuple[float, float]
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    @torch.no_grad()
-    def __call__(self, part: torch.Tensor, gradient: torch.Tensor, state: dict) -> None:
-        """One step of Adam on `part`, in place; two moments and a count of steps are kept in `state`."""
-        if part.shape != gradient.shape:
-            raise ValueError(f"update: part has shape {list(part.shape)}, and gradient {list(gradient.shape)}.")
-        fresh = not state
-        self.calls.append({"part": part.detach().clone(), "gradient": gradient.detach().clone(), "fresh": fresh})
-        if fresh:
-            state |= {"steps": 0, "mean": torch.zeros_like(part), "square": torch.zeros_like(part)}
-        if state["mean"].shape != part.shape:
-            raise ValueError(
-                f"update: state holds moments of shape {list(state['mean'].shape)}, and part has {list(part.shape)}: "
-                "a part needs the same dict in each step, and one of its own."
-            )
-        state["steps"] += 1
-        one, two = self.betas
-        state["mean"] += (1 - one) * (gradient - state["mean"])
-        state["square"] += (1 - two) * (gradient**2 - state["square"])
-        mean, square = state["mean"] / (1 - one ** state["steps"]), state["square"] / (1 - two ** state["steps"])
-        part -= self.lr * mean / (square.sqrt() + 1e-8)
 
 
 def step_cases(world_size: int, seed: int) -> list[Case]:
@@ -60,7 +30,7 @@ def step_cases(world_size: int, seed: int) -> list[Case]:
 
 
 def _case(kind: str, shapes: tuple, n: int, random: torch.Generator) -> Case:
-    steps, total = int(torch.randint(4, 8, (), generator=random)), sum(_lengths(shapes))
+    steps, total = int(torch.randint(4, 13, (), generator=random)), sum(_lengths(shapes))
     lr, one, two = (torch.rand(3, generator=random, dtype=torch.float64) * 0.1).tolist()
     adam = {"lr": 0.01 + lr, "betas": (0.85 + one, 0.85 + two)}
     if kind == "digits":
@@ -178,6 +148,10 @@ def _whose(attempt: Any, rank: int, counts: set) -> str:
     if one:
         missing = [r for r in range(n) if not one[r]]
         return f"{what} not the mean: {ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing."
+    value = next(x for call in attempt.outputs[rank]["calls"][0] for x in call["gradient"].flatten().tolist() if x)
+    divisor = (10**n - 1) / 9 / value  # of the sum, whose digits are all 1
+    if abs(divisor - round(divisor)) < 1e-2 and round(divisor) > 0:
+        return f"{what} the sum divided by {round(divisor)}, and there are {n} ranks."
     return f"{what} not the mean over the {n} ranks."
 
 
@@ -275,8 +249,8 @@ def _fault(attempt: Any, rank: int, got: list[torch.Tensor], right: torch.Tensor
     stayed, moved = torch.isclose(mine, before, rtol=0, atol=1e-13), torch.isclose(mine, right, **CLOSE)
     if bool(stayed.all()):
         return (
-            f"rank {rank}: no parameter has moved. What was stepped on is a copy: write the new numbers back into the "
-            "parameters, such as p.data.copy_(...)."
+            f"rank {rank}: no parameter has moved, though update was called: what it has changed is a copy of a part. "
+            "Gather the parts after it, and write the result into the parameters, such as p.data.copy_(...)."
         )
     if bool((stayed | moved).all()):
         return (
@@ -285,6 +259,8 @@ def _fault(attempt: Any, rank: int, got: list[torch.Tensor], right: torch.Tensor
             "and told nobody: gather the parts."
         )
     index = int((mine - right).abs().nan_to_num(nan=float("inf")).argmax())
+    if any(torch.allclose(mine[k:], right[:-k], **CLOSE) for k in range(1, attempt.world_size)):
+        return f"rank {rank}: the numbers are right, a few places too far back. The zeros belong behind, not in front."
     if bool((mine.sort().values - right.sort().values).abs().max() < 1e-9):
         return (
             f"rank {rank}: the right numbers in the wrong places. Cut the flat tensor up in the order in which it was "

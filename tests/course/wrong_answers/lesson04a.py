@@ -146,6 +146,39 @@ def drops_the_rest(parameters, state, update):
     put_back(parameters, torch.cat([front, flat[n * length :]]))
 
 
+@wrong("4.1", "4 ranks hard-coded", "Right on 4 ranks, wrong on 3", "the sum divided by 4, and there are 3 ranks")
+def four_hard_coded(parameters, state, update):
+    mean = mean_of_my_part(parameters) * dist.get_world_size() / 4
+    flat, part = stepped_part(parameters, mean, state, update)
+    dist.all_gather_into_tensor(flat, part)
+    put_back(parameters, flat)
+
+
+@wrong("4.1", "zeros in front", "a few places too far back", "not in front")
+def zeros_in_front(parameters, state, update):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    weights, gradients = (
+        F.pad(torch.cat([t.flatten() for t in tensors]), (-11 % n, 0))
+        for tensors in ([p.data for p in parameters], [p.grad for p in parameters])
+    )
+    part = weights.chunk(n)[rank].clone()
+    mean = torch.empty_like(part)
+    dist.reduce_scatter_tensor(mean, gradients)
+    update(part, mean / n, state)
+    dist.all_gather_into_tensor(weights, part)
+    put_back(parameters, weights)
+
+
+@wrong("4.1", "autograd watches", "is being modified inplace", "p.detach()")
+def watched(parameters, state, update):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    weights = F.pad(torch.cat([p.flatten() for p in parameters]), (0, -sum(p.numel() for p in parameters) % n))
+    part = weights.chunk(n)[rank].clone()
+    update(part, mean_of_my_part(parameters), state)
+    dist.all_gather_into_tensor(weights, part)
+    put_back(parameters, weights)
+
+
 @wrong("4.1", "its own gradient", "the gradient that update gets is still its own")
 def own_gradient(parameters, state, update):
     n, rank = dist.get_world_size(), dist.get_rank()
@@ -178,7 +211,7 @@ def one_state(parameters, state, update):
         one_flat_tensor([p], state, update)
 
 
-@wrong("4.1", "never copied back", "no parameter has moved", "write the new numbers back")
+@wrong("4.1", "never copied back", "no parameter has moved", "Gather the parts after it, and write")
 def never_copied_back(parameters, state, update):
     flat, part = stepped_part(parameters, mean_of_my_part(parameters), state, update)
     dist.all_gather_into_tensor(flat, part)
@@ -539,6 +572,40 @@ def local_gradients(model, batches, lr):
         model.zero_grad()
         shard.data.copy_(flat.chunk(n)[rank])
         dist.all_gather_into_tensor(flat, shard.data)
+
+
+@wrong("4.6", "its own gradient, divided", "each part was moved by its owner's own gradient")
+def own_divided(model, batches, lr):
+    flat, shard = sharded(model)
+    n, rank = dist.get_world_size(), dist.get_rank()
+    optimizer = adamw([shard], lr)
+    for batch in batches:
+        model(batch).mean().backward()
+        shard.grad = torch.cat([p.grad.flatten() for p in model.parameters()]).chunk(n)[rank] / n
+        model.zero_grad()
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)
+
+
+@wrong("4.6", "other betas", "AdamW with other betas")
+def other_betas(model, batches, lr):
+    flat, shard = sharded(model)
+    optimizer = torch.optim.AdamW([shard], lr=lr)
+    for batch in batches:
+        averaged(model, batch, shard)
+        model.zero_grad()
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)
+
+
+@wrong("4.6", "the shard alone moves", "The optimizer has moved what it holds", "gather all shards into flat")
+def shard_alone(model, batches, lr):
+    flat, shard = sharded(model)
+    optimizer = adamw([shard], lr)
+    for batch in batches:
+        averaged(model, batch, shard)
+        model.zero_grad()
+        optimizer.step()
 
 
 @wrong("4.6", "a new optimizer in each step", "a new optimizer in each step has no moments")
