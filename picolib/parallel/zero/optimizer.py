@@ -174,7 +174,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer):
                 parameter.grad = None
 
     def _end_of_backward(self) -> None:
-        """All ranks start the same buckets in a backward pass, whatever they have used: what is missing is zero."""
+        """All ranks start the same buckets in a backward pass; a gradient that is missing adds nothing to the sum."""
         asked, self.will_end = self.will_end, False
         if asked:
             for bucket in self.buckets[self.started :]:
