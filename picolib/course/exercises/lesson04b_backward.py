@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson04b_gather import WRONG_ROOM
 from picolib.course.exercises.lesson04b_watch import GATHERS, SCATTERS, Alive, no_ready_made_fsdp, only
 from picolib.course.words import apart, number_of, ranks_text, times
 
@@ -21,6 +22,18 @@ WIDTH, LAYERS = 12, 3  # a weight is [WIDTH, WIDTH]
 WHOLE = WIDTH * WIDTH * 8  # bytes
 KEPT = 0.9  # of a whole weight may be alive after the forward pass: activations
 SHARES = dict.fromkeys(GATHERS | SCATTERS | {"broadcast"}, 1) | {"all_reduce": 2}  # times (N-1)/N of what travels
+RAISED = (
+    (
+        r"returned an (invalid|incorrect number of) gradient",
+        "backward returns one gradient for each argument of forward, in that order: of shard, then of x.",
+    ),
+    (
+        r"outputShape|worldSize",
+        "reduce_scatter_tensor cuts its input along the first dimension, one piece a rank: flatten() the gradient.",
+    ),
+    (r"dtype\(\) ==", "Make room in the dtype of the shard, and as long as it: torch.empty_like(shard)."),
+    *WRONG_ROOM,
+)
 TWICE = "Two whole tensors at a time are enough: the weight and its gradient."
 
 
@@ -214,6 +227,7 @@ EXERCISE = Exercise(
         ),
     ),
     tags=("gradients",),
+    raised=RAISED,
     verified="3(N-1)/N·Ψ sent a step, no whole weight kept between forward and backward",
     hints=(
         "ctx.save_for_backward(shard, x) costs nothing: both are there anyway. The whole weight is gathered again.",

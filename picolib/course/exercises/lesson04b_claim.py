@@ -52,8 +52,9 @@ def claim_cases(world_size: int, seed: int) -> list[Case]:
     some = Model(layer * pick(random, 40, 60), layer, pick(random, 2, 4), (4, 4, 8), 20.0 * layer)
     other = Model(layer * pick(random, 90, 120), layer, pick(random, 64, 128), (2, 2, 2), 40.0 * layer)
     exact = Model(layer * 32, layer, 16, (2, 4, 12), 36.0 * layer + 8.0 * layer)
+    little = Model(layer * 51, layer, pick(random, 4, 8), (2, 2, 12), 86.0 * layer)  # 10.2 ranks
     large = Model(layer * 3, layer, pick(random, 8, 16), (2, 2, 12), 5.5 * layer)
-    return [Case("claim", (tuple(model),), None) for model in (CLAIM, some, other, exact, large)]
+    return [Case("claim", (tuple(model),), None) for model in (CLAIM, some, other, exact, little, large)]
 
 
 def ask(fn: Any, arguments: tuple) -> dict[str, Any]:
@@ -86,6 +87,7 @@ def _bytes_fault(model: Model, said: Any) -> str | None:
     return told + next((why for wrong, why in _guesses(model) if _close(said, wrong)), _TERMS)
 
 
+_THREE = "Three tensors are whole: the weight that computes, the one that arrives, and a gradient until it is reduced."
 _TERMS = "They are the rank's share of the state, two whole layers, and one whole gradient of a layer."
 
 
@@ -101,8 +103,8 @@ def _guesses(model: Model) -> Sequence[tuple[float, str]]:
             model.state + parameter * layer,
             "While a layer computes, the next one arrives: two are whole. And so is one gradient, until it is reduced.",
         ),
-        (model.state + 2 * parameter * layer, "The layer's gradient is whole, too, until it is reduced."),
-        (model.state + (parameter + gradient) * layer, "Two layers are whole: one computes, the next one arrives."),
+        (model.state + 2 * parameter * layer, _THREE),
+        (model.state + (parameter + gradient) * layer, _THREE),
         (
             model.state + model.whole / model.ranks,
             "Whole layers are whole on every rank: no number of ranks makes them less.",

@@ -21,6 +21,10 @@ from picolib.course.words import number_of
 LESSON = "04B_fsdp"
 WIDTH = 4  # numbers of an activation; a rank's part of a layer has a multiple of it
 PARTS = (16, 24, 32, 20, 28)  # numbers of a part, of layers that differ
+WRONG_ROOM = (
+    (r"invalid tensor size", "There must be room for everybody's part: world size times len(shard) numbers, flat."),
+    (r"invalid tensor type", "Make room in the dtype of the shard: shard.new_empty(...)."),
+)
 ENOUGH = "dist.all_gather_into_tensor is enough"
 
 
@@ -62,7 +66,7 @@ class Layers:
             observe.note(f"begin {number}")
             kept = weight.detach().clone() if isinstance(weight, torch.Tensor) else weight
             self.calls.append({"layer": number, "weight": kept, "x": x.detach().clone(), "alive": bytes_alive})
-            fits = isinstance(weight, torch.Tensor) and weight.numel() % WIDTH == 0
+            fits = isinstance(weight, torch.Tensor) and weight.numel() % WIDTH == 0 and x.numel() == WIDTH
             result = torch.tanh(x + weight.detach().reshape(-1, WIDTH).sum(0)) if fits else x.clone()
             observe.note(f"end {number}")
             return result
@@ -89,7 +93,8 @@ def run_forward(fn: Callable, arguments: tuple) -> dict[str, Any]:
     with no_ready_made_fsdp(), alive:
         output = fn(shards, functions, x)
     kept = all(torch.equal(a, b) for a, b in zip(before, shards, strict=True))
-    return {"output": output, "calls": layers.calls, "most": alive.most, "kept": kept, "ranks": dist.get_world_size()}
+    return {"output": output, "calls": layers.calls, "most": alive.most, "kept": kept, "given": alive.given,
+            "ranks": dist.get_world_size()}  # fmt: skip
 
 
 def judge_forward(attempt: Any) -> str | None:
@@ -174,7 +179,21 @@ def gathers_fault(rank: int, record: Any, order: Sequence[int], wholes: Sequence
             f"The values are right, but rank {rank} made {number_of(len(gathered), 'all-gather')} for {len(wholes)} "
             "layers: each layer has its own, since it is to be whole alone."
         )
-    return _sizes_fault(rank, gathered, [wholes[i].numel() for i in order])
+    return _sizes_fault(rank, gathered, [wholes[i].numel() for i in order]) or _given_fault(rank, record, order, wholes)
+
+
+def _given_fault(rank: int, record: Any, order: Sequence[int], wholes: Sequence[torch.Tensor]) -> str | None:
+    """What torch's all-gathers were given must be this rank's parts. (Of picolib's it is not known.)"""
+    given = record.output["given"]
+    if len(given) != len(order):
+        return None
+    for i, tensor in zip(order, given, strict=True):
+        if not torch.equal(tensor.flatten(), wholes[i].chunk(record.output["ranks"])[rank]):
+            return (
+                f"The values are right, but rank {rank} gave the all-gather other numbers than its part of layer {i}: "
+                "the weight came by another way."
+            )
+    return None
 
 
 def gathers_of(record: Any) -> list[tuple[int, int]]:
@@ -242,6 +261,7 @@ EXERCISE = Exercise(
     sizes=(4, 3, 2),
     allows=COLLECTIVES | {"barrier", "poll", "parallel.fsdp"},
     rules=(only(GATHERS, enough=ENOUGH),),
+    raised=WRONG_ROOM,
     verified="each layer gathered once, at no time more than one whole layer in memory",
     hints=(
         "For each shard, layer: room for the whole weight, shard.new_empty(ranks * len(shard)); then gather into it.",

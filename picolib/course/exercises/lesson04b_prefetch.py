@@ -18,6 +18,7 @@ from picolib.course.exercises.lesson04b_gather import (
     ENOUGH,
     LESSON,
     WIDTH,
+    WRONG_ROOM,
     Layers,
     allowed,
     calls_fault,
@@ -51,14 +52,19 @@ def run_prefetched(fn: Callable, arguments: tuple) -> dict[str, Any]:
     alive = Alive(allowed(whole_sizes(shards, dist.get_world_size()), list(zip(order, order[1:], strict=False))))
     layers = Layers(len(shards), alive)
     before, x = [shard.clone() for shard in shards], torch.zeros(WIDTH, dtype=shards[0].dtype)
+
+    def compute(number: Any, weight: Any) -> None:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(
+                f"compute wants the number of a layer, then its weight; it was given {type(number).__name__}"
+            )
+        layers.compute(number, weight, x)
+
     with no_ready_made_fsdp(), alive:
-        fn(shards, list(order), lambda number, weight: _nothing(layers.compute(number, weight, x)))
+        fn(shards, list(order), compute)
     kept = all(torch.equal(a, b) for a, b in zip(before, shards, strict=True))
-    return {"calls": layers.calls, "most": alive.most, "kept": kept, "ranks": dist.get_world_size()}
-
-
-def _nothing(_: Any) -> None:
-    """compute() returns nothing."""
+    return {"calls": layers.calls, "most": alive.most, "kept": kept, "given": alive.given,
+            "ranks": dist.get_world_size()}  # fmt: skip
 
 
 def judge_prefetched(attempt: Any) -> str | None:
@@ -151,6 +157,7 @@ EXERCISE = Exercise(
     sizes=(4, 3, 2),
     allows=COLLECTIVES | {"barrier", "poll", "parallel.fsdp"},
     rules=(only(GATHERS, enough=ENOUGH),),
+    raised=WRONG_ROOM,
     verified="while a layer computes the next one is on its way, forward and backward, and never a third",
     hints=(
         "Two parts: start(i) makes room and calls dist.all_gather_into_tensor(..., async_op=True); later wait().",

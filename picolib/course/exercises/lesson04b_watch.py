@@ -25,12 +25,14 @@ class Alive(TorchDispatchMode):
 
     Not counted: what is made while `paused()`, what picolib's collectives make for themselves, views. A thread of
     gloo's may hold a collective's tensors for a moment after it is over: above `limit`, that moment is waited for.
+    `given` are copies of what torch's own all-gathers were given.
     """
 
     def __init__(self, limit: float) -> None:
         super().__init__()
         self.made: dict[int, Any] = {}  # address of a storage -> a weak reference to it
         self.limit, self.most, self.off = limit, 0, False
+        self.given: list[torch.Tensor] = []
         self.patience = PATIENCE  # seconds that all waiting together may take
 
     @classmethod
@@ -38,6 +40,8 @@ class Alive(TorchDispatchMode):
         return False  # else the first operation imports the compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func.name().startswith(("c10d::_allgather_base_", "c10d::allgather_")):
+            self.given += [tensor.detach().clone() for tensor in _tensors(args[1])]
         result = func(*args, **(kwargs or {}))
         if not self.off and not _inside_comm():
             old = {_address(t) for t in _tensors((args, kwargs))}

@@ -148,6 +148,22 @@ def never_waits(shards, layers, x):
     return x
 
 
+@wrong("4.3", "room for one part", "There must be room for everybody's part")
+def room_for_one(shards, layers, x):
+    for shard, layer in zip(shards, layers, strict=True):
+        whole = torch.empty_like(shard)
+        dist.all_gather_into_tensor(whole, shard)
+        x = layer(whole, x)
+    return x
+
+
+@wrong("4.3", "arguments of a layer swapped", "has 4 numbers, and the whole one has 96")
+def swapped_arguments(shards, layers, x):
+    for shard, layer in zip(shards, layers, strict=True):
+        x = layer(x, gathered(shard))
+    return x
+
+
 @wrong("4.3", "all_reduce of zero-padded parts", "called all_reduce; here dist.all_gather_into_tensor is enough")
 def by_all_reduce(shards, layers, x):
     for shard, layer in zip(shards, layers, strict=True):
@@ -167,6 +183,23 @@ def through_the_store(shards, layers, x):
         store.set(f"{number} {dist.get_rank()}", repr(shard.tolist()))
         parts = [eval(store.get(f"{number} {r}")) for r in range(dist.get_world_size())]
         x = layer(torch.tensor(parts, dtype=shard.dtype).flatten(), x)
+    return x
+
+
+@wrong("4.3", "through files, with dummies on the wire", "other numbers than its part of layer 0")
+def through_files(shards, layers, x):
+    import tempfile
+    from pathlib import Path
+
+    folder, n = Path(tempfile.gettempdir()), dist.get_world_size()
+    for number, (shard, layer) in enumerate(zip(shards, layers, strict=True)):
+        dist.all_gather_into_tensor(shard.new_empty(n * len(shard)), torch.zeros_like(shard))
+        mine = folder / f"picolib-fake-{n}-{number}-{dist.get_rank()}"
+        torch.save(shard, mine)
+        dist.barrier()
+        x = layer(torch.cat([torch.load(folder / f"picolib-fake-{n}-{number}-{r}") for r in range(n)]), x)
+        dist.barrier()
+        mine.unlink()
     return x
 
 
@@ -362,6 +395,42 @@ def first_step_only(shard, x):
     return linear(collective="reduce_scatter" if len(calls) <= 6 else "none")(shard, x)
 
 
+@wrong("4.4", "gradients in the wrong order", "one gradient for each argument of forward, in that order")
+def wrong_order(shard, x):
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return x @ gathered(shard).view(-1, x.shape[1]).T
+
+        @staticmethod
+        def backward(ctx, grad):
+            shard, x = ctx.saved_tensors
+            own = torch.empty_like(shard)
+            dist.reduce_scatter_tensor(own, (grad.T @ x).flatten())
+            return grad @ gathered(shard).view(-1, x.shape[1]), own
+
+    return Linear.apply(shard, x)
+
+
+@wrong("4.4", "a gradient that is not flat", "cuts its input along the first dimension")
+def not_flat(shard, x):
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return x @ gathered(shard).view(-1, x.shape[1]).T
+
+        @staticmethod
+        def backward(ctx, grad):
+            shard, x = ctx.saved_tensors
+            own = torch.empty_like(shard)
+            dist.reduce_scatter_tensor(own, grad.T @ x)
+            return own, grad @ gathered(shard).view(-1, x.shape[1])
+
+    return Linear.apply(shard, x)
+
+
 @wrong("4.4", "does not send", "the output is not x @ weight.T")
 def does_not_send(shard, x):
     weight = shard.repeat(dist.get_world_size()).view(-1, x.shape[1])
@@ -529,6 +598,11 @@ def own_shards(shards, order, compute):
         compute(i, shards[i])
 
 
+@wrong("4.5", "weight first", "compute wants the number of a layer, then its weight")
+def weight_first(shards, order, compute):
+    next_then_wait(shards, order, lambda i, weight: compute(weight, i))
+
+
 @wrong("4.5", "gathered by broadcasts", "called broadcast; here dist.all_gather_into_tensor is enough")
 def by_broadcasts(shards, order, compute):
     for i in order:
@@ -569,13 +643,19 @@ def state_alone(parameters, largest, ranks, each, card):
     return answer(sum(each) * parameters / ranks, sum(each) * parameters, 0, card)
 
 
+@wrong("4.7", "rounded to the nearest", "round up")
+def rounded_to_the_nearest(parameters, largest, ranks, each, card):
+    whole, state = (2 * each[0] + each[1]) * largest, sum(each) * parameters
+    return answer(state / ranks + whole, state, whole, card, None if card <= whole else round(state / (card - whole)))
+
+
 @wrong("4.7", "one whole layer", "the next one arrives: two are whole")
 def one_layer(parameters, largest, ranks, each, card):
     whole = each[0] * largest
     return answer(sum(each) * parameters / ranks + whole, sum(each) * parameters, whole, card)
 
 
-@wrong("4.7", "no whole gradient", "The layer's gradient is whole, too")
+@wrong("4.7", "no whole gradient", "Three tensors are whole", "a gradient until it is reduced")
 def no_gradient(parameters, largest, ranks, each, card):
     whole = 2 * each[0] * largest
     return answer(sum(each) * parameters / ranks + whole, sum(each) * parameters, whole, card)
