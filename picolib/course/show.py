@@ -27,6 +27,8 @@ ANSWERS = {
     "picolib.parallel.ddp.overlapped.OverlappedAverage": "3.4",
     "picolib.train.loss.count_global_tokens": "3.2",
     "picolib.parallel.fsdp.naive.NaiveFullyShard": "4.4",
+    "picolib.parallel.fsdp.conductor.Conductor.before_forward": "4.5",
+    "picolib.parallel.fsdp.conductor.Conductor.before_backward": "4.5",
     "picolib.parallel.zero.naive.zero_1_step": "4.1",
     "picolib.parallel.clip.clip_grad_norm_": "4.2",
 }
