@@ -84,11 +84,11 @@ STRATEGIES = (
         "FSDP",
         lesson="04B",
         splits="the batch; parameters, gradients, optimizer state",
-        replicates="one gathered layer at a time",
+        replicates="one or two gathered layers at a time",
         collective="all-gather before a layer, reduce-scatter after its backward",
         bytes="3(N-1)/N·Ψ",
         critical_path="the first gather, and what prefetch cannot hide",
-        saves="16Ψ/N",
+        saves="parameters, gradients, optimizer state /N",
         stop_when="a layer's compute no longer hides its gather",
     ),
     Strategy(

@@ -9,7 +9,7 @@ import ipywidgets
 from picolib.course.figures.fsdp_life import fsdp_frame, fsdp_life, life_of
 from picolib.course.widgets.base import Explorer, Panel, question_line
 
-QUESTION = "At which moments are two layers whole at once, and why is that not more memory than it is worth?"
+QUESTION = "At which moments are two layers whole at once, and what does the rank get for it?"
 
 
 def fsdp_stepper(trace: Any, follow: int = 1, rank: int = 0, step: int = -1, question: str = QUESTION) -> Explorer:
