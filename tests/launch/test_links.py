@@ -69,6 +69,10 @@ def test_all_ranks_start_at_the_same_moment():
     assert len(set(picolib.run(start, 4, links=ONE))) == 1
 
 
+def test_a_rank_in_slow_motion_has_one_thread():
+    assert list(picolib.run(torch.get_num_threads, 1, links=Links(1, 1))) == [1]
+
+
 def test_a_rank_that_is_never_ready_is_not_waited_for_in_vain(tmp_path, monkeypatch):
     from picolib.launch import network
 
