@@ -14,7 +14,7 @@ from picolib.course.lessons import solution_of
 from picolib.course.stack import PARTS
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-HEAD = "import torch\nimport torch.distributed as dist\n\n\n"
+HEAD = "import torch\nimport torch.distributed as dist\nimport torch.nn.functional as F\n\n\n"
 
 
 def solved(name):
@@ -83,6 +83,34 @@ def test_a_model_trains_on_your_parts_as_on_the_librarys(workspace, names, ranks
         collectives_alone = set(names) <= {"ring_all_reduce", "recursive_doubling"}
         assert kind == ("DistributedDataParallel" if collectives_alone else "MyDataParallel")
     assert "Yours in this run" in mine.stdout[0] and not any(mine.stdout[1:])
+
+
+def zero_steps(optimizer_class, options):
+    torch.manual_seed(dist.get_rank())
+    net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    optimizer = picolib.ZeroRedundancyOptimizer(net.parameters(), optimizer_class, **options)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        net(torch.full((2, 5), 1.0 + dist.get_rank() + step, dtype=torch.double)).square().mean().backward()
+        optimizer.step()
+        schedule.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()]), type(optimizer).__name__
+
+
+@pytest.mark.parametrize(
+    "optimizer_class, options",
+    [(torch.optim.AdamW, {"lr": 0.01, "betas": (0.9, 0.95)}), (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9})],
+)
+def test_your_zero_steps_as_the_librarys_with_any_element_wise_optimizer(workspace, optimizer_class, options):
+    save(workspace, "zero1_step")
+    right = picolib.run(zero_steps, 3, optimizer_class, options)
+    mine = picolib.run(zero_steps, 3, optimizer_class, options, use="mine")
+    for (one, _), (other, kind) in zip(right, mine, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12) and kind == "MyZeroOptimizer"
+    assert "zero1_step (4.1) 4 times" in mine.stdout[0]
+    stage_2 = picolib.run(zero_steps, 3, optimizer_class, {**options, "stage": 2}, use="mine")
+    assert stage_2[0][1] == "ZeroRedundancyOptimizer"
 
 
 def reduced(values, op, async_op):

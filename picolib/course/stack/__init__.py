@@ -22,6 +22,7 @@ PARTS = {
     "wrap": "3.1",
     "average_in_buckets": "3.3",
     "overlap": "3.4",
+    "zero1_step": "4.1",
 }
 
 
@@ -37,12 +38,13 @@ def install(texts: dict[str, list[str]]) -> Callable[[], str]:
 
     The ranks of a run are processes of their own, so nothing has to be put back.
     """
-    from picolib.course.stack import collectives, data_parallel
+    from picolib.course.stack import collectives, data_parallel, zero
 
     calls: Counter[str] = Counter()
     parts = {name: _counted(_load(name, *where), name, calls) for name, where in texts.items()}
     collectives.install(parts)
     data_parallel.install(parts)
+    zero.install(parts)
     return lambda: _report(texts, calls)
 
 
