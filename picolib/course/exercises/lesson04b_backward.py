@@ -38,12 +38,12 @@ TWICE = "Two whole tensors at a time are enough: the weight and its gradient."
 
 
 def backward_cases(world_size: int, seed: int) -> list[Case]:
-    """A step in which rank r counts 10^r times as much as rank 0, then two to four steps of random numbers."""
+    """A step in which rank r counts 10^r times as much as rank 0, then two to seven steps of random numbers."""
     random = generator(seed, world_size)
     weights = [torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=random) / WIDTH for _ in range(LAYERS)]
     parts = [[w.flatten().chunk(world_size)[rank] for w in weights] for rank in range(world_size)]
     made = []
-    for kind, steps in (("powers", 1), ("steps", 2 + seed % 3)):
+    for kind, steps in (("powers", 1), ("steps", 2 + seed % 6)):
         inputs = [[_batch(kind, rank, random) for _ in range(steps)] for rank in range(world_size)]
         made.append(Case(kind, tuple(zip(parts, inputs, strict=True)), None))
     return made

@@ -29,8 +29,8 @@ ENOUGH = "dist.all_gather_into_tensor is enough"
 
 
 def shards_of(world_size: int, seed: int, same: bool) -> list[list[torch.Tensor]]:
-    """[rank][layer]: digits in 4 equal layers, or random numbers in 4 to 7 layers of different sizes."""
-    random, count = generator(seed, world_size), 4 if same else 4 + seed % 4
+    """[rank][layer]: digits in 4 equal layers, or random numbers in 4 to 12 layers of different sizes."""
+    random, count = generator(seed, world_size), 4 if same else 4 + seed % 9
     sizes = [24] * count if same else [PARTS[(seed + i) % len(PARTS)] for i in range(count)]
     if not same:
         return [[torch.randn(size, generator=random) for size in sizes] for _ in range(world_size)]
@@ -104,6 +104,7 @@ def judge_forward(attempt: Any) -> str | None:
         order = list(range(len(wholes)))
         text = calls_fault(attempt, rank, order, wholes) or _chain_fault(rank, record.output, attempt.inputs(1)[rank])
         text = text or gathers_fault(rank, record, order, wholes) or _peak_fault(rank, record.output, wholes)
+        text = text or _ahead_fault(rank, record)
         if text:
             return text
     return None
@@ -238,6 +239,18 @@ def _peak_fault(rank: int, output: dict, wholes: Sequence[torch.Tensor]) -> str 
     return (
         head + "While a layer is gathered, the weight of the one before is still there: a name holds it until the "
         "name gets something else. del it first (or let a function's end do it)."
+    )
+
+
+def _ahead_fault(rank: int, record: Any) -> str | None:
+    """A layer that was gathered before the one in front had computed, wherever its numbers were kept meanwhile."""
+    ends = [at for at, e in enumerate(record.entries) if e[0] == "note" and e[1].startswith("end")]
+    early = [k for k, (at, _) in enumerate(gathers_of(record)) if k and at < ends[k - 1]]
+    if not early:
+        return None
+    return (
+        f"The values are right, but rank {rank} gathers layer {early[0]} before layer {early[0] - 1} has computed: "
+        "then both are there, in whatever form. Gather a layer when its turn comes."
     )
 
 

@@ -52,6 +52,14 @@ def all_first_then_dropped(shards, layers, x):
     return x
 
 
+@wrong("4.3", "gathers all first, and hides them in lists", "gathers layer 1 before layer 0 has computed")
+def hidden_in_lists(shards, layers, x):
+    wholes = [gathered(shard).tolist() for shard in shards]
+    for whole, shard, layer in zip(wholes, shards, layers, strict=True):
+        x = layer(torch.tensor(whole, dtype=shard.dtype), x)
+    return x
+
+
 @wrong("4.3", "never frees", "4 layers whole at once, 1 is right", "is never freed")
 def never_frees(shards, layers, x):
     kept = []
