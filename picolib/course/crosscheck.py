@@ -55,10 +55,12 @@ def ignored(attempt: Any) -> str | None:
     ignoring = attempt.exercise.ignores(attempt)
     if not ignoring:
         return None
+    called = {name for record in attempt.ranks for name, *_ in record.collectives}
+    what = "reduce-scatters" if any(name.startswith("reduce_scatter") for name in called) else "all-reduces"
     return (
         f"The values are right, but {ranks_text(ignoring)} {'does' if len(ignoring) == 1 else 'do'} not need the "
-        "all-reduces for them: with other numbers in every result they stay the same. What a rank ends with has to be "
-        "made of what the all-reduces leave."
+        f"{what} for them: with other numbers in every result they stay the same. What a rank ends with has to be "
+        f"made of what the {what} leave."
     )
 
 

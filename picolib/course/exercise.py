@@ -90,7 +90,8 @@ class Exercise:
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
         call: (fn, arguments) -> output, run inside each rank in place of `fn(*arguments)`.
         keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
-        ignores: (attempt) -> the ranks that are right in a case in which the result of every all-reduce was changed;
+        ignores: (attempt) -> the ranks that are right in a case in which the result of every all-reduce (and of torch's
+            reduce-scatters; not of picolib's) was changed;
             such a case is tried where this is given.
         same_bits: every rank must end with the same bits.
         verified: the end of the text printed when passed; may use {messages}, {bytes}, {steps} of the first size.

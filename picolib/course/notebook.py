@@ -126,11 +126,18 @@ class Notebook:
                 over.entry[1] = work._source_rank()
             if self.tamper == "messages":
                 over.tensors[0].detach().add_(TAMPERED)
-        elif over is not None and over.entry[1] == "all_reduce":
+        elif over is not None and self._is_reduction(*over.entry[1:4]):
             self.reduction_over(over.tensors[0])
 
+    @staticmethod
+    def _is_reduction(name: str, _: int, owner_name: str | None) -> bool:
+        """Whether the first tensor of a collective is a sum: torch's reduce-scatters give their output first."""
+        return name == "all_reduce" or (name.startswith("reduce_scatter") and owner_name is None)
+
     def reduction_over(self, tensor: torch.Tensor) -> None:
-        """Change the result of an all-reduce in a tampered case, alike on all ranks: each number by a factor.
+        """Change the result of an all-reduce or a reduce-scatter in a tampered case: each number by a factor.
+
+        The factors are the same on all ranks.
 
         Neighbours and successive all-reduces get different factors, so that a sum divided by a count does not come
         out right again. Zeros stay zeros: a loop that ends when nobody has anything must end here, too.

@@ -108,6 +108,27 @@ def test_tensors_in_lists_of_lists_are_counted():
     assert picolib.run(list_forms, 2)[0] == [("reduce_scatter", 3), ("all_gather", 6)]
 
 
+def scattered(how):
+    from picolib import comm
+    from picolib.course import observe
+
+    observe.install().tamper = "all-reduces"
+    output, given = torch.zeros(3), torch.ones(6)
+    if how == "torch's":
+        dist.reduce_scatter_tensor(output, given)
+    elif how == "torch's, later":
+        dist.reduce_scatter(output, list(given.chunk(2)), async_op=True).wait()
+    else:
+        comm.reduce_scatter_tensor(output, given, async_op=True).wait()
+    return output.tolist(), given.tolist()
+
+
+@pytest.mark.parametrize("how", ["torch's", "torch's, later", "picolib's"])
+def test_what_torchs_reduce_scatter_leaves_is_changed_too_and_nothing_else(how):
+    changed = [2.0 * factor for factor in ((1, 1, 1) if how == "picolib's" else (2, 3, 4))]
+    assert list(picolib.run(scattered, 2, how)) == [(changed, [1.0] * 6)] * 2
+
+
 def test_outside_a_check_a_note_goes_nowhere():
     observe.note("nobody listens")
     observe.forget()

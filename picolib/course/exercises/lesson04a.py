@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises.lesson03a_refuse import only
-from picolib.course.exercises.lesson04a_clip import clip_cases, clipped, judge_clip, right_all_the_same
-from picolib.course.exercises.lesson04a_moved import judge_moved, moved_cases, train_with
-from picolib.course.exercises.lesson04a_step import judge_steps, step_cases, take_steps
+from picolib.course.exercises.lesson04a_clip import clip_cases, clip_ignored, clipped, judge_clip
+from picolib.course.exercises.lesson04a_moved import judge_moved, moved_cases, moved_ignored, train_with
+from picolib.course.exercises.lesson04a_step import judge_steps, step_cases, steps_ignored, take_steps
 
 LESSON = "04A_zero"
 UNEVEN = (
@@ -36,6 +36,7 @@ EXERCISES = (
         cases=step_cases,
         call=take_steps,
         judge=judge_steps,
+        ignores=steps_ignored,
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),
@@ -61,7 +62,7 @@ EXERCISES = (
         cases=clip_cases,
         call=clipped,
         judge=judge_clip,
-        ignores=right_all_the_same,
+        ignores=clip_ignored,
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         rules=(only("all_reduce"),),
@@ -87,6 +88,7 @@ EXERCISES = (
         cases=moved_cases,
         call=train_with,
         judge=judge_moved,
+        ignores=moved_ignored,
         raised=((VIEW, WATCHED),),
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},

@@ -89,7 +89,7 @@ def judge_clip(attempt: Any) -> str | None:
     return next((text for look in (_norm, _scaled, _one_number) if (text := look(attempt))), None)
 
 
-def right_all_the_same(attempt: Any) -> list[int]:
+def clip_ignored(attempt: Any) -> list[int]:
     """Ranks with the right norm in a case in which the results of all-reduces were changed."""
     pairs = zip(attempt.outputs, attempt.case.expected, strict=True)
     norms = [(output["norm"], right["norm"]) for output, right in pairs]

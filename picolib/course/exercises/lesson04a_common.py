@@ -10,23 +10,25 @@ import torch
 
 from picolib.course.exercise import COLLECTIVES
 
-# The share of its first tensor (see `observe`: the output, where there is one) that a rank sends on N ranks, at least,
-# in units of (N-1)/N. Of those with one source or target it is the mean over the ranks.
-SHARES = dict.fromkeys(COLLECTIVES, 1) | {"all_reduce": 2, "all_reduce_coalesced": 2}
-SCATTERING = (
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "reduce_scatter_single",
-)  # the first tensor is 1/N of the input
 FLOAT64 = 8  # bytes
 
 
 def sent_bytes(record: Any, world_size: int) -> float:
-    """The least bytes that a rank's collectives send with float64 numbers, and those of its other messages."""
-    native = [call for call in record.collectives if not call[2] and call[0] in COLLECTIVES]
-    elements = sum(SHARES[name] * size * (world_size if name in SCATTERING else 1) for name, size, _ in native)
-    messages = sum(entry[2] for entry in record.messages if entry[0] == "send")
-    return elements * FLOAT64 * (world_size - 1) / world_size + messages
+    """The least bytes that a rank's collectives send with float64 numbers, and those of its messages.
+
+    By formula, whatever algorithm was chosen; where one rank sends to all, or all to one, the mean over the ranks.
+    """
+    elements = sum(_whole(*call, world_size) for call in record.collectives if call[0] in COLLECTIVES)
+    return elements * FLOAT64 * (world_size - 1) / world_size + sum(entry[2] for entry in record.sends)
+
+
+def _whole(name: str, noted: int, by_picolib: bool, n: int) -> int:
+    """Elements of a collective's whole tensor, twice for an all-reduce. Noted are those of an all-gather's or a
+    reduce-scatter's output; of picolib's, those of the input (see `observe`)."""
+    if name.startswith("all_reduce"):
+        return 2 * noted
+    is_part = (name.startswith("reduce_scatter") and not by_picolib) or (name.startswith("all_gather") and by_picolib)
+    return noted * n if is_part else noted
 
 
 @contextlib.contextmanager
@@ -92,3 +94,8 @@ def too_many_bytes(attempt: Any, elements: int, most: int, steps: int = 1) -> st
                 f"2(N-1)/N·Ψ (of {elements:,} numbers of 8 bytes) are right: {sent / right:.1f}x the bytes."
             )
     return None
+
+
+def by_torch_alone(record: Any) -> bool:
+    """Whether a rank has called no collective of picolib's: of those the results are not changed (see `ignores`)."""
+    return not any(owned for _, _, owned in record.collectives)

@@ -15,7 +15,7 @@ from picolib.course import digits
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson04a_adam import Adam
-from picolib.course.exercises.lesson04a_common import elements_in, nothing_ready_made, too_many_bytes
+from picolib.course.exercises.lesson04a_common import by_torch_alone, elements_in, nothing_ready_made, too_many_bytes
 from picolib.course.words import apart, number_of, ranks_text, times
 
 SMALL = ((2, 3), (4,), (1,))  # 11 parameters: no number of ranks above 1 divides that
@@ -84,6 +84,13 @@ def judge_steps(attempt: Any) -> str | None:
     bytes than an all-reduce."""
     looks = (_never_called, _gradients, _state, _parts, _memory_of_steps, _parameters, _bytes)
     return next((text for look in looks if (text := look(attempt))), None)
+
+
+def steps_ignored(attempt: Any) -> list[int]:
+    """Ranks that hand right means to `update` in a case in which the sums that they were given were changed."""
+    n = attempt.world_size
+    right = [{number.counts if number else None for number in _numbers(attempt, r)} == {(1,) * n} for r in range(n)]
+    return [rank for rank, record in enumerate(attempt.ranks) if right[rank] and by_torch_alone(record)]
 
 
 def _total(attempt: Any) -> int:
