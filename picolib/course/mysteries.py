@@ -75,10 +75,10 @@ def ring() -> None:
 
 
 def doubling() -> None:
-    """02B: recursive doubling of 4,000 bytes."""
+    """02B: recursive doubling of 3,200 bytes."""
     from picolib import comm
 
-    comm.all_reduce(torch.ones(1000), algorithm="recursive_doubling")
+    comm.all_reduce(torch.ones(800), algorithm="recursive_doubling")
 
 
 def hook_for_each() -> None:
@@ -152,7 +152,7 @@ MYSTERIES = (
         _matrix,
         Question(
             "03A.mystery",
-            "Eight ranks, 4,000 bytes each, all end with the sum. Which algorithm leaves such a pattern?",
+            "Eight ranks, 3,200 bytes each, all end with the sum. Which algorithm leaves such a pattern?",
             (
                 Answer("a ring", "there each rank sends to its neighbour alone."),
                 Answer(
