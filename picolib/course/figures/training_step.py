@@ -16,6 +16,7 @@ from picolib.course.words import ranks_text
 
 LEFT, RIGHT, TOP = 78, 136, 92
 ROW, GAP = 15, 17
+NAME_SIZES = (10, 9, 8)  # of spans; the largest that fits
 HIDDEN = tint(GOOD, 0.55)
 
 
@@ -107,7 +108,7 @@ def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> No
     figure.blocks([_bar(scale, *span, top) for span in step.exposed], fill=ACCENT)
     for mark in step.marks:
         figure.line([(scale(mark.start), top), (scale(mark.start), top + ROW)], PAPER, 1)
-        _name(figure, scale, _room(scale, mark, step.exposed), mark.label, top, INK)
+        _name(figure, scale, *_room(scale, mark, step.exposed), mark.label, top, INK)
     for number, track in enumerate(_tracks(step.collectives)):
         for event in track:
             _collective(figure, scale, event, step.exposed, top + GAP * (number + 1))
@@ -116,11 +117,14 @@ def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> No
     figure.text(scale.end + 8, top + 8 + GAP, f"{seconds_text(step.seconds)} in all", size=SMALL, color=INK)
 
 
-def _room(scale: Scale, mark: Any, red: Sequence[Span]) -> Span:
-    """The first grey part of a span that its name fits into; the whole span where there is none."""
+def _room(scale: Scale, mark: Any, red: Sequence[Span]) -> tuple[Span, float]:
+    """The first grey part of a span that its name fits into, and in which size; the whole span where there is none."""
     whole = (mark.start, mark.end)
-    wide = [span for span in minus([whole], red) if scale(span[1]) - scale(span[0]) > text_width(mark.label, 10) + 6]
-    return wide[0] if wide else whole
+    for size in NAME_SIZES:
+        for start, end in minus([whole], red):
+            if scale(end) - scale(start) > text_width(mark.label, size) + 6:
+                return (start, end), size
+    return whole, NAME_SIZES[0]
 
 
 def _collective(figure: Figure, scale: Scale, event: Any, red: Sequence[Span], top: float) -> None:
@@ -130,7 +134,7 @@ def _collective(figure: Figure, scale: Scale, event: Any, red: Sequence[Span], t
     for spans, color in ((hidden, HIDDEN), (open_to_view, ACCENT)):
         figure.blocks([_bar(scale, *span, top) for span in spans], fill=color)
     longest = max(hidden + open_to_view, key=lambda span: span[1] - span[0])
-    _name(figure, scale, longest, event.label.split("] ")[-1], top, INK if longest in hidden else PAPER)
+    _name(figure, scale, longest, NAME_SIZES[0], event.label.split("] ")[-1], top, INK if longest in hidden else PAPER)
     figure.line([(scale(event.start), top), (scale(event.start), top + ROW)], PAPER, 1)
 
 
@@ -139,10 +143,10 @@ def _bar(scale: Scale, start: float, end: float, top: float) -> tuple[float, flo
     return x, top, max(scale(end) - x, 1.0), ROW
 
 
-def _name(figure: Figure, scale: Scale, span: Span, text: str, top: float, color: str) -> None:
+def _name(figure: Figure, scale: Scale, span: Span, size: float, text: str, top: float, color: str) -> None:
     x0, x1 = scale(span[0]), scale(span[1])
-    if text_width(text, 10) < x1 - x0 - 6:
-        figure.text(x0 + 5, top + ROW / 2, text, size=10, color=color)
+    if text_width(text, size) < x1 - x0 - 6:
+        figure.text(x0 + (5 if size == NAME_SIZES[0] else 3), top + ROW / 2, text, size=size, color=color)
 
 
 def _axis(figure: Figure, scale: Scale, y: float) -> None:
