@@ -18,6 +18,7 @@ MODULES = (
     "lesson03b",
     "lesson04a",
     "lesson04b",
+    "lesson05a",
     "stretch02",
 )
 

@@ -31,6 +31,9 @@ ANSWERS = {
     "picolib.parallel.fsdp.conductor.Conductor.before_backward": "4.5",
     "picolib.parallel.zero.naive.zero_1_step": "4.1",
     "picolib.parallel.clip.clip_grad_norm_": "4.2",
+    "picolib.comm.functional.copy_to_group": "5.1",
+    "picolib.comm.functional.reduce_from_group": "5.1",
+    "picolib.parallel.tensor.loss._CrossEntropy": "5.4",
 }
 
 

@@ -17,6 +17,7 @@ from picolib.course.figures.scaling import scaling
 from picolib.course.figures.sharding_trade import sharding_trade
 from picolib.course.figures.stack import stack
 from picolib.course.figures.steps import frame, overview, walk, walk_trace
+from picolib.course.figures.tensor_share import tensor_share
 from picolib.course.figures.timeline import timeline
 from picolib.course.figures.tokens import token_weights
 from picolib.course.figures.topology import topology
@@ -44,6 +45,7 @@ __all__ = [
     "scaling",
     "sharding_trade",
     "stack",
+    "tensor_share",
     "timeline",
     "token_weights",
     "topology",

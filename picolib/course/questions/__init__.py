@@ -10,6 +10,7 @@ from picolib.course.questions import (
     lesson_03b,
     lesson_04a,
     lesson_04b,
+    lesson_05a,
 )
 
 BANK = {
@@ -22,4 +23,5 @@ BANK = {
     "03B": lesson_03b.QUESTIONS,
     "04A": lesson_04a.QUESTIONS,
     "04B": lesson_04b.QUESTIONS,
+    "05A": lesson_05a.QUESTIONS,
 }

@@ -7,6 +7,7 @@ from picolib.course.widgets.deadlock import deadlock_explorer
 from picolib.course.widgets.fsdp import fsdp_stepper
 from picolib.course.widgets.memory import memory_explorer
 from picolib.course.widgets.stepper import stepper, steps
+from picolib.course.widgets.tensor import tensor_explorer
 from picolib.course.widgets.tokens import token_explorer
 from picolib.course.widgets.trade import trade_explorer
 
@@ -19,6 +20,7 @@ __all__ = [
     "memory_explorer",
     "stepper",
     "steps",
+    "tensor_explorer",
     "token_explorer",
     "trade_explorer",
 ]

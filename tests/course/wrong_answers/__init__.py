@@ -26,6 +26,7 @@ LESSONS = (
     "lesson03_fakes",
     "lesson04a",
     "lesson04b",
+    "lesson05a",
     "mutants",
 )
 

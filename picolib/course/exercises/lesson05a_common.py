@@ -1,0 +1,137 @@
+"""What the exercises of 05A share: f and g that are right, ways round an exercise, and which pass reduced what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from picolib.course.exercise import COLLECTIVES
+
+LESSON = "05A_tensor"
+AFTER = "after the exercise"  # a note: what comes behind it was not made by the learner
+# Ready-made ones are among them so that `borrowed` is the one to speak, which knows their names.
+ALLOWED = COLLECTIVES | {"barrier", "poll", "parallel.tensor", "backward", "copy_to_group", "reduce_from_group"}
+READY_MADE = (  # modules whose functions do what stands in these exercises
+    "picolib.parallel",
+    "picolib.comm.functional",
+    "torch.distributed.tensor",
+    "torch.distributed.nn",
+    "torch.distributed._functional_collectives",
+)
+
+
+class Enter(torch.autograd.Function):
+    """f: nothing forward, the sum of the ranks' gradients backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return _summed(grad)
+
+
+class Leave(torch.autograd.Function):
+    """g: the sum of the ranks' tensors forward, nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return _summed(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    """Where a tensor that all ranks hold enters a layer that is split."""
+    return Enter.apply(x)
+
+
+def g(x: torch.Tensor) -> torch.Tensor:
+    """Where the ranks' summands leave it."""
+    return Leave.apply(x)
+
+
+class Largest(TorchDispatchMode):
+    """Inside, `most` is the number of elements of the largest tensor that an operation has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation imports the compiler, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        sizes = (leaf.numel() for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor))
+        self.most = max(self.most, *sizes, 0)
+        return result
+
+
+def of_the_learner(record: Any) -> Any:
+    """A rank's record without what the check itself did afterwards."""
+    ends = [at for at, entry in enumerate(record.entries) if entry[0] == "note" and entry[1] == AFTER]
+    return dataclasses.replace(record, entries=record.entries[: ends[0]]) if ends else record
+
+
+def reduced(record: Any, label: str) -> list[list[int]]:
+    """For each note of this label, the elements of the all-reduces between it and the next note."""
+    found: list[list[int]] = []
+    inside = False
+    for entry in record.entries:
+        if entry[0] == "note":
+            inside = entry[1] == label
+            found += [[]] if inside else []
+        elif inside and entry[0] == "collective" and entry[1] == "all_reduce":
+            found[-1].append(entry[2])
+    return found
+
+
+def only_all_reduce(instead: str) -> Callable[[Any], str | None]:
+    """A rule: of all collectives only all_reduce. `instead` says why that is enough."""
+
+    def rule(attempt: Any) -> str | None:
+        for rank, record in enumerate(map(of_the_learner, attempt.ranks)):
+            other = next((name for name, *_ in record.collectives if name in COLLECTIVES - {"all_reduce"}), None)
+            if other:
+                return f"rank {rank} called {other}. {instead}"
+            if record.sends:
+                return f"rank {rank} sent messages of its own. {instead}"
+            if any(name == "barrier" for name, *_ in record.collectives):
+                return f"rank {rank} called barrier: an all-reduce is one already."
+        return None
+
+    return rule
+
+
+def same(one: Any, other: torch.Tensor) -> bool:
+    """Equal but for rounding."""
+    return (
+        isinstance(one, torch.Tensor)
+        and one.shape == other.shape
+        and torch.allclose(one, other, rtol=1e-9, atol=1e-9 * max(1.0, float(other.abs().max())))
+    )
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """ "0 to 3" for neighbours, "0, 2, 5" for others, "none"."""
+    numbers = list(numbers)
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "") or "none"

@@ -1,0 +1,252 @@
+"""Exercise 5.1: Megatron's f and g, each one pass of nothing and one of an all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from picolib.comm.gradcheck import spmd_gradcheck
+from picolib.course import observe
+from picolib.course.exercise import Case, Exercise
+from picolib.course.exercises.borrowed import borrowed, calls_into
+from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson05a_common import (
+    AFTER,
+    ALLOWED,
+    LESSON,
+    READY_MADE,
+    of_the_learner,
+    only_all_reduce,
+    reduced,
+    same,
+)
+from picolib.course.words import number_of, times
+
+TASK = {"f": "nothing forward, an all-reduce backward", "g": "an all-reduce forward, nothing backward"}
+
+
+def conjugate_cases(world_size: int, seed: int) -> list[Case]:
+    """Rank r has 10^r where ranks differ; then some rounds of random numbers."""
+    random = generator(seed, world_size)
+    digits = lambda rank: torch.full((3,), 10.0**rank, dtype=torch.float64)  # noqa: E731
+    noise = lambda: torch.randn(2, 3, dtype=torch.float64, generator=random)  # noqa: E731
+    one = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    made = [Case("powers", tuple(([_round(one, digits(r), digits(r), one)],) for r in range(world_size)), None)]
+    rounds = [
+        [(x, noise(), noise(), grad) for _ in range(world_size)]
+        for x, grad in ((noise(), noise()) for _ in range(2 + seed % 4))
+    ]
+    return [*made, Case("rounds", tuple(([_round(*r[rank]) for r in rounds],) for rank in range(world_size)), None)]
+
+
+def _round(f_x: torch.Tensor, f_grad: torch.Tensor, g_x: torch.Tensor, g_grad: torch.Tensor) -> dict[str, tuple]:
+    """The same on all ranks: f's input, g's incoming gradient. Each rank's own: f's incoming gradient, g's input."""
+    return {"f": (f_x, f_grad), "g": (g_x, g_grad)}
+
+
+def run_both(fn: Callable, arguments: tuple) -> dict[str, Any]:
+    """In a rank: both passes of both functions, for each round; where there is but one, the gradient check as well."""
+    (rounds,) = arguments
+    with calls_into(*READY_MADE) as called:
+        pair = fn()
+        fine = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(callable, pair))
+        if not fine:
+            return {"kind": type(pair).__name__, "rounds": [], "borrowed": called[:1], "checked": ""}
+        functions = dict(zip("fg", pair, strict=True))
+        passes = [{name: _passes(functions[name], name, *one[name]) for name in "fg"} for one in rounds]
+        borrowed_names = called[:1]
+    whole = len(rounds) == 1 and all(one[name]["fits"] for one in passes for name in "fg")
+    observe.note(AFTER)
+    return {"kind": "", "rounds": passes, "borrowed": borrowed_names, "checked": _gradcheck(*pair) if whole else ""}
+
+
+def _passes(function: Callable, name: str, x: torch.Tensor, grad: torch.Tensor) -> dict[str, Any]:
+    variable, given = x.clone().requires_grad_(), grad.clone()
+    observe.note(f"{name} forward")
+    y = function(variable)
+    observe.note(f"{name} backward")
+    fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
+    result = y.detach().clone() if isinstance(y, torch.Tensor) else None
+    if fits:
+        y.backward(given)
+    observe.note("between")
+    kept = torch.equal(variable.detach(), x), torch.equal(given, grad)
+    return {"kind": type(y).__name__, "fits": fits, "y": result, "x": variable.grad, "kept": list(kept)}
+
+
+def _gradcheck(f: Callable, g: Callable) -> str:
+    """What is wrong, with one element of one rank moved at a time; empty where nothing is."""
+    weight = torch.arange(1.0, 3.0, dtype=torch.float64) + dist.get_rank()
+    x = torch.tensor([0.3, -0.2], dtype=torch.float64)
+    f, g = (lambda x, one=one: one(x if x.requires_grad else x.clone().requires_grad_()) for one in (f, g))
+    try:
+        spmd_gradcheck(f, x, replicated_input=True)
+        spmd_gradcheck(g, weight[:1], replicated_output=True)
+        layer = lambda x: g(torch.tanh(weight * f(x)))  # noqa: E731
+        spmd_gradcheck(layer, x, replicated_input=True, replicated_output=True)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def judge_both(attempt: Any) -> str | None:
+    """Forward, backward, what was left alone, and how many all-reduces; then the gradient check's word."""
+    for rank, output in enumerate(attempt.outputs):
+        if output["kind"]:
+            return f"rank {rank}: your function returned {output['kind']}: return both functions, f and g."
+    swapped = _swapped(attempt)
+    if swapped:
+        return swapped
+    for number in range(len(attempt.outputs[0]["rounds"])):
+        for name in "fg":
+            for rank in range(attempt.world_size):
+                text = _fault(attempt, number, name, rank)
+                if text:
+                    return text
+    return _count_fault(attempt) or _checked_fault(attempt)
+
+
+def _rights(attempt: Any, number: int, name: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The right output and the right gradient of x."""
+    of_ranks = [inputs[0][number][name] for inputs in attempt.case.inputs]
+    x, grad = of_ranks[rank]
+    total = sum(pair[name == "f"] for pair in of_ranks)
+    return (x, total) if name == "f" else (total, grad)
+
+
+def _swapped(attempt: Any) -> str | None:
+    sums = [sum(inputs[0][0][name][0] for inputs in attempt.case.inputs) for name in "fg"]
+    for rank, output in enumerate(attempt.outputs):
+        got, own = [output["rounds"][0][name]["y"] for name in "fg"], attempt.case.inputs[rank][0][0]["g"][0]
+        if same(got[0], sums[0]) and same(got[1], own):
+            return f"rank {rank}: f sums forward and g does not: the two are swapped. f: {TASK['f']}; g: {TASK['g']}."
+    return None
+
+
+def _fault(attempt: Any, number: int, name: str, rank: int) -> str | None:
+    got = attempt.outputs[rank]["rounds"][number][name]
+    y, gradient = _rights(attempt, number, name, rank)
+    x, grad = attempt.case.inputs[rank][0][number][name]
+    head = f"rank {rank}: {name}"
+    if got["y"] is None or got["y"].shape != y.shape:
+        return f"{head}(x) must be a tensor like x, {list(y.shape)}, not {got['kind']}."
+    if not got["kept"][0]:
+        return f"{head} has changed its argument: all_reduce adds up in place, so give it a copy, x.clone()."
+    if not same(got["y"], y):
+        return f"{head}(x) is {_text(attempt, got['y'])}, and {_text(attempt, y)} is right. " + _why_forward(
+            name, got["y"], x, y, attempt.world_size
+        )
+    if not got["fits"] or got["x"] is None:
+        return f"{head}(x) has no graph, so x gets no gradient: return the class's apply(x), and both passes with it."
+    if not same(got["x"], gradient):
+        shown = f"{head}: the gradient of x is {_text(attempt, got['x'])}, and {_text(attempt, gradient)} is right. "
+        return shown + _why_backward(name, got["x"], grad, gradient, attempt.world_size)
+    if not got["kept"][1]:
+        return (
+            f"{head}'s backward pass has changed the gradient that it was given, which others may be using: all_reduce "
+            "adds up in place, so give it a copy, grad.clone()."
+        )
+    return None
+
+
+def _text(attempt: Any, tensor: torch.Tensor) -> str:
+    value = float(tensor.flatten()[0])
+    whole = attempt.case.kind == "powers" and value == int(value) and value >= 1
+    return f"`{int(value):0{attempt.world_size}d}`" if whole else f"{value:.6g}"
+
+
+def _why_forward(name: str, got: torch.Tensor, x: torch.Tensor, right: torch.Tensor, n: int) -> str:
+    if name == "f":
+        return f"f does {TASK['f']}: all ranks have the same x, and each goes on with it."
+    if same(got, x):
+        return "That is the rank's own: g's forward pass adds up the summands of all ranks."
+    if same(got * n, right):
+        return f"It is {times(n)} too small: summands are added up, not averaged."
+    return "It is the sum over the ranks."
+
+
+def _why_backward(name: str, got: torch.Tensor, own: torch.Tensor, right: torch.Tensor, n: int) -> str:
+    for factor in (n, n * n, 1 / n):
+        if same(got, right * factor):
+            size = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
+            return f"Every gradient is exactly {size}. " + (
+                _FACTOR[name] if factor > 1 else "Nothing is averaged here: there is one loss, and one batch."
+            )
+    if name == "f" and same(got, own):
+        return (
+            "That is what reached this rank alone: its part of the layer knows its own share of the gradient. The "
+            "shares of all ranks have to be added up."
+        )
+    return f"{name} does {TASK[name]}."
+
+
+_FACTOR = {
+    "f": "Is it added up twice?",
+    "g": "g's backward pass sums as well. All ranks go on alike with the sum, to one loss: each has the whole gradient "
+    "already, and once more is once a rank.",
+}
+
+
+def _count_fault(attempt: Any) -> str | None:
+    right = {"f forward": 0, "f backward": 1, "g forward": 1, "g backward": 0}
+    for rank, record in enumerate(map(of_the_learner, attempt.ranks)):
+        for label, count in right.items():
+            made = next((len(calls) for calls in reduced(record, label) if len(calls) != count), None)
+            if made is not None:
+                name, way = label.split()
+                return (
+                    f"The values are right, but {name}'s {way} pass made {number_of(made, 'all-reduce')} on rank "
+                    f"{rank}; {count or 'none'} {'is' if count == 1 else 'are'} right. {name}: {TASK[name]}."
+                )
+    return None
+
+
+def _checked_fault(attempt: Any) -> str | None:
+    text = attempt.outputs[0]["checked"]
+    return f"The first calls are right, but the gradient check over all ranks says: {text}" if text else None
+
+
+def ignoring(attempt: Any) -> list[int]:
+    """Ranks that are right though every all-reduce left something else."""
+    found = []
+    for rank, output in enumerate(attempt.outputs):
+        one = output["rounds"][0] if output["rounds"] else {}
+        rights = {name: _rights(attempt, 0, name, rank) for name in one}
+        if one and (same(one["f"]["x"], rights["f"][1]) or same(one["g"]["y"], rights["g"][0])):
+            found.append(rank)
+    return found
+
+
+def _instead(attempt: Any) -> str | None:
+    for output in attempt.outputs:
+        output.setdefault("instead", "torch.autograd.Function and dist.all_reduce")
+    return borrowed(attempt)
+
+
+EXERCISE = Exercise(
+    id="5.1",
+    function="f_and_g",
+    title="f and g",
+    lesson=LESSON,
+    sitting="05A",
+    difficulty=2,
+    minutes=8,
+    task="Two functions: one sums over the ranks in its backward pass only, the other in its forward pass only.",
+    cases=conjugate_cases,
+    call=run_both,
+    judge=judge_both,
+    ignores=ignoring,
+    sizes=(4, 3, 2),
+    allows=ALLOWED | {"spmd_gradcheck"},
+    rules=(_instead, only_all_reduce("One dist.all_reduce does it.")),
+    tags=("gradients",),
+    verified="gradients equal to differences, with one number of one rank moved at a time; one all-reduce each",
+    hints=(
+        "A torch.autograd.Function has two passes. For each of the four: does it add up over the ranks, or pass on?",
+        "f: forward returns x.view_as(x), backward an all-reduced copy of grad. g is the mirror image.",
+        "total = grad.clone(), dist.all_reduce(total), return total. g's backward: return grad, and nothing else.",
+    ),
+)

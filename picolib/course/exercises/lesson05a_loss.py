@@ -1,0 +1,270 @@
+"""Exercise 5.4: cross-entropy on logits whose vocabulary is split, without the full logits anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from picolib.course import observe
+from picolib.course.exercise import Case, Exercise
+from picolib.course.exercises.borrowed import borrowed, calls_into
+from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson05a_common import (
+    ALLOWED,
+    LESSON,
+    READY_MADE,
+    Largest,
+    g,
+    numbers_text,
+    only_all_reduce,
+    reduced,
+    same,
+)
+from picolib.course.words import apart, number_of, times
+
+TOKENS, EACH = 5, 7  # EACH: words of one rank
+HUGE = 1000.0
+INSTEAD = "Full logits are what this loss avoids: three numbers a token are enough, a maximum and two sums."
+
+
+def loss_cases(world_size: int, seed: int) -> list[Case]:
+    """Small logits, then logits of up to ±1000 in one to three calls. Every rank owns the target of some token."""
+    random = generator(seed, world_size)
+    small = [_numbers(world_size, random, 1.0)]
+    others = [_numbers(world_size, random, HUGE) for _ in range(1 + seed % 3)]
+    return [
+        Case(kind, tuple(([(x.chunk(world_size, 1)[rank], t) for x, t in made],) for rank in range(world_size)), None)
+        for kind, made in (("small", small), ("huge", [*others, _numbers(world_size, random, 2.0)]))
+    ]
+
+
+def _numbers(world_size: int, random: torch.Generator, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [tokens, V] and targets [tokens]."""
+    tokens = TOKENS + world_size
+    logits = scale * (2 * torch.rand(tokens, EACH * world_size, dtype=torch.float64, generator=random) - 1)
+    targets = torch.randint(EACH * world_size, (tokens,), generator=random)
+    targets[:world_size] = torch.arange(world_size) * EACH + torch.randint(EACH, (world_size,), generator=random)
+    return logits, targets
+
+
+def run_loss(fn: Callable, arguments: tuple) -> dict[str, Any]:
+    """In a rank: both passes of the loss, and the largest tensor that it made."""
+    (batches,) = arguments
+    with calls_into(*READY_MADE) as called:
+        calls = [_passes(fn, *batch) for batch in batches]
+    how = "tensor operations, dist.all_reduce and the function that it is given"
+    return {"calls": calls, "borrowed": called[:1], "instead": how}
+
+
+def _passes(fn: Callable, part: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
+    logits = part.clone().requires_grad_()
+    observe.note("forward")
+    with Largest() as largest:
+        loss = fn(logits, targets.clone(), g)
+    observe.note("backward")
+    kept = torch.equal(logits.detach(), part)
+    fits = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad
+    if fits:
+        loss.sum().backward()
+    observe.note("between")
+    value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+    return {"loss": value, "kind": type(loss).__name__, "fits": fits, "gradient": logits.grad, "most": largest.most,
+            "kept": kept}  # fmt: skip
+
+
+class Whole:
+    """The logits of all ranks, for what is right and for what else could have come out."""
+
+    def __init__(self, attempt: Any, number: int) -> None:
+        self.n = attempt.world_size
+        parts = [inputs[0][number][0] for inputs in attempt.case.inputs]
+        self.targets = attempt.case.inputs[0][0][number][1]
+        self.logits = torch.cat(parts, 1).requires_grad_()
+        self.loss = F.cross_entropy(self.logits, self.targets)
+        self.loss.backward()
+        self.parts = torch.stack(parts)  # [ranks, tokens, V/t]
+        self.largest = self.parts.amax(2)  # [ranks, tokens]
+
+    def gradient(self, rank: int) -> torch.Tensor:
+        """Of this rank's logits."""
+        return self.logits.grad.chunk(self.n, 1)[rank]  # type: ignore[union-attr]
+
+    def clamped(self) -> torch.Tensor:
+        """[ranks, tokens]: the column that each rank looks up without asking whether the target is its own."""
+        first = torch.arange(self.n).unsqueeze(1) * EACH
+        return (self.targets - first).clamp(0, EACH - 1)
+
+    def picked(self, shift: torch.Tensor, masked: bool = True) -> torch.Tensor:
+        """[ranks, tokens]: the shifted logit of the target, as each rank sees it; zero elsewhere, if masked."""
+        column = self.clamped().unsqueeze(2)
+        found = self.parts.gather(2, column).squeeze(2) - shift
+        owner = self.targets // EACH == torch.arange(self.n).unsqueeze(1)
+        return torch.where(owner, found, 0.0) if masked else found
+
+    def guesses(self, rank: int) -> list[tuple[torch.Tensor, str]]:
+        """Losses that come of known mistakes, and what to say."""
+        top, local = self.largest.amax(0), self.largest
+        sums = lambda shift: (self.parts - shift.unsqueeze(-1)).exp().sum(2)  # noqa: E731
+        right, own = sums(top.expand_as(local)), sums(local)
+        picked, lookup = self.picked(top), self.picked(top, masked=False)
+        return [
+            (own.sum(0).log().mean() - self.picked(local).sum(0).mean(), _LOCAL),
+            ((own.sum(0).log() + local[rank]).mean() - (self.picked(local) + 0).sum(0).mean(), _LOCAL),
+            ((own.sum(0).log() + local[rank] - self._raw()).mean(), _LOCAL),
+            (right.sum(0).log().mean() - lookup.sum(0).mean(), _CLAMPED),
+            ((right.sum(0).log() - lookup[rank]).mean(), _CLAMPED),
+            ((right[rank].log() - picked.sum(0)).mean(), "The sum of exponentials is over this rank's words alone."),
+            ((right.sum(0).log() - picked[rank]).mean(), _UNSUMMED),
+            ((right[rank].log() - picked[rank]).mean(), "Both sums are over this rank's words alone: g adds them up."),
+            (
+                right.sum(0).log().mean() - picked.sum(0).mean() - top.mean(),
+                "The maximum is subtracted once too often.",
+            ),
+            (right.sum(0).log().mean() - self._raw().mean(), _UNSHIFTED),
+            (self.loss.detach() * len(self.targets), "That is the sum over the tokens: their mean is asked for."),
+            (self.loss.detach() * self.n, f"It is exactly {times(self.n)} too big."),
+            (-self.loss.detach(), "The sign is turned round."),
+        ]
+
+    def _raw(self) -> torch.Tensor:
+        return self.logits.detach().gather(1, self.targets.unsqueeze(1)).squeeze(1)
+
+
+_LOCAL = (
+    "Each rank has subtracted the maximum of its own words. Sums of exponentials can be added up when all ranks "
+    "subtract the same: all-reduce the maximum first, with op=dist.ReduceOp.MAX."
+)
+_CLAMPED = (
+    "Ranks that do not own a target add a logit all the same: clamp (or a remainder) gives them some column of theirs. "
+    "Where the target is not among a rank's words its summand is 0."
+)
+_UNSUMMED = (
+    "The target's logit is known to its owner alone, the others have 0: it needs the sum over the ranks as well."
+)
+_UNSHIFTED = "The maximum is subtracted from the sum of exponentials, but not from the target's logit."
+
+
+def judge_loss(attempt: Any) -> str | None:
+    """Size of what travels and of what is made, the loss, its gradient, and the all-reduces."""
+    for number in range(len(attempt.outputs[0]["calls"])):
+        whole = Whole(attempt, number)
+        for look in (_size_fault, _loss_fault, _gradient_fault):
+            for rank, output in enumerate(attempt.outputs):
+                text = look(attempt, rank, output["calls"][number], whole)
+                if text:
+                    return text
+    return _count_fault(attempt)
+
+
+def _size_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
+    full = whole.logits.numel()
+    sent = max((size for calls in reduced(attempt.ranks[rank], "forward") for size in calls), default=0)
+    if sent >= full // whole.n:
+        whose, size = ("the full", full) if sent >= full else ("its own", full // whole.n)
+        return f"rank {rank} all-reduces {sent} numbers, and {whose} logits have {size}. {INSTEAD}"
+    if got["most"] > full // whole.n + len(whole.targets):
+        return (
+            f"rank {rank} makes a tensor of {got['most']} numbers: its own logits have {full // whole.n}, the full "
+            f"ones {full}. Nothing may be larger than its own logits."
+        )
+    return None
+
+
+def _loss_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
+    loss, right = got["loss"], float(whole.loss.detach())
+    if not isinstance(loss, (torch.Tensor, float, int)) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
+        shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else got["kind"]
+        return f"rank {rank}: your function must return one number, the mean loss, not {shown}."
+    value = torch.as_tensor(loss, dtype=torch.float64).reshape(())
+    if not bool(torch.isfinite(value)):
+        return (
+            f"rank {rank}: the loss is {float(value)}, where {right:.6g} is right; logits go up to "
+            f"{float(whole.parts.abs().max()):.0f}. exp(1000) is more than any float holds, and log(0) less: subtract "
+            "the largest logit over all ranks first."
+        )
+    if same(value, whole.loss.detach()):
+        return None
+    why = next((text for wrong, text in whole.guesses(rank) if same(value, wrong)), "")
+    shown = apart(float(value), right)
+    return f"rank {rank}: the loss is {shown[0]}, where {shown[1]} is right. {why}".rstrip()
+
+
+def _gradient_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
+    right, gradient = whole.gradient(rank), got["gradient"]
+    if not got["kept"]:
+        return f"rank {rank}: logits have changed: they are needed for the backward pass. Work on a copy."
+    if not got["fits"] or gradient is None:
+        return f"rank {rank}: the loss is right, but the logits get no gradient: the graph ends on the way to the loss."
+    if same(gradient, right):
+        return None
+    head = f"rank {rank}: the loss is right, but the gradient of the logits is wrong: it should be (softmax - 1 at the "
+    head += "target) / tokens, for this rank's words. "
+    for factor in (whole.n, 1 / whole.n):
+        if same(gradient, right * factor):
+            size = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
+            return f"{head}It is exactly {size}: is something summed in the backward pass, too?"
+    wrong = (gradient - right).abs() > 1e-9
+    if not bool(wrong[whole.parts[rank] < whole.largest[rank].unsqueeze(1)].any()):
+        rows = wrong.any(1).nonzero().flatten().tolist()
+        return (
+            f"{head}It differs at each token's largest logit alone (tokens {numbers_text(rows)}): your maximum is part "
+            "of the graph, and all_reduce does not tell autograd of the other ranks. It is a constant: logits.detach()."
+        )
+    return head + "Sums that are added up over the ranks need g: dist.all_reduce tells autograd nothing."
+
+
+def _count_fault(attempt: Any) -> str | None:
+    for rank, record in enumerate(attempt.ranks):
+        for calls in reduced(record, "forward"):
+            if len(calls) != 2:
+                return (
+                    f"Loss and gradient are right, but rank {rank} made {number_of(len(calls), 'all-reduce')} in the "
+                    "forward pass; 2 are right: the maximum, and both sums together (torch.stack), since each "
+                    "all-reduce costs its latency."
+                )
+        made = next((len(calls) for calls in reduced(record, "backward") if calls), 0)
+        if made:
+            return (
+                f"Loss and gradient are right, but rank {rank} made {number_of(made, 'all-reduce')} in the backward "
+                "pass; none is needed: a rank knows softmax - target for its own words."
+            )
+    return None
+
+
+def ignoring(attempt: Any) -> list[int]:
+    """Ranks with the right loss though every all-reduce left something else."""
+    right = Whole(attempt, 0).loss.detach()
+    losses = [output["calls"][0]["loss"] for output in attempt.outputs]
+    return [
+        rank for rank, loss in enumerate(losses) if isinstance(loss, torch.Tensor) and same(loss.reshape(()), right)
+    ]
+
+
+EXERCISE = Exercise(
+    id="5.4",
+    function="vocab_loss",
+    title="vocabulary loss",
+    lesson=LESSON,
+    sitting="05A",
+    difficulty=3,
+    minutes=9,
+    task="Cross-entropy on logits whose vocabulary is split over the ranks: two all-reduces, three numbers a token.",
+    cases=loss_cases,
+    call=run_loss,
+    judge=judge_loss,
+    ignores=ignoring,
+    sizes=(4, 3, 2),
+    allows=ALLOWED,
+    rules=(borrowed, only_all_reduce(INSTEAD)),
+    tags=("gradients",),
+    verified="no tensor larger than a rank's own logits, right at ±1000, two all-reduces and no more",
+    hints=(
+        "loss = log Σ exp(x - m) - (x_target - m), with m the largest logit over ALL ranks. What does a rank know?",
+        "m = logits.detach().amax(1), all-reduced with op=dist.ReduceOp.MAX. This rank's words begin at "
+        "rank * logits.shape[1]: is the target among them? torch.where(mine, looked_up, 0.0).",
+        "g(torch.stack([shifted.exp().sum(1), target_logit])) is both sums in one all-reduce; then log, minus, mean().",
+    ),
+)

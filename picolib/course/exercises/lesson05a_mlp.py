@@ -1,0 +1,243 @@
+"""Exercise 5.2: column then row. An MLP whose first matrix is cut by output features and its second by input features.
+
+Every rank is given the whole weights, and takes its part. What it has really computed with is read from the gradients:
+they are zero for all that it left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from picolib.course import observe
+from picolib.course.exercise import Case, Exercise
+from picolib.course.exercises.borrowed import borrowed, calls_into
+from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson05a_common import (
+    ALLOWED,
+    LESSON,
+    READY_MADE,
+    f,
+    g,
+    numbers_text,
+    only_all_reduce,
+    reduced,
+    same,
+)
+from picolib.course.words import apart, number_of, times
+
+TOKENS, WIDTH, EACH = 3, 5, 4  # EACH: hidden numbers of one rank
+NAMES = ("x", "up", "up_bias", "down", "down_bias")
+NO_SUM = (
+    "Cut by its input features first, each rank has a summand of every hidden number, and GeLU(a + b) is not "
+    "GeLU(a) + GeLU(b): the sum would have to be made before GeLU, and again at the end. Cut `up` by output features."
+)
+
+
+def mlp_cases(world_size: int, seed: int) -> list[Case]:
+    """One call, then two to four with other numbers; the same on all ranks."""
+    random = generator(seed, world_size)
+    first, *others = (_numbers(world_size, random) for _ in range(3 + seed % 3))
+    return [
+        Case("first", tuple(([first],) for _ in range(world_size)), None),
+        Case("others", tuple((list(others),) for _ in range(world_size)), None),
+    ]
+
+
+def _numbers(world_size: int, random: torch.Generator) -> list[torch.Tensor]:
+    """x, the weights and biases, and the gradient of the output."""
+    hidden = EACH * world_size
+    shapes = [(TOKENS, WIDTH), (hidden, WIDTH), (hidden,), (WIDTH, hidden), (WIDTH,), (TOKENS, WIDTH)]
+    return [torch.randn(*shape, dtype=torch.float64, generator=random) for shape in shapes]
+
+
+def run_mlp(fn: Callable, arguments: tuple) -> dict[str, Any]:
+    """In a rank: both passes, for each set of numbers."""
+    (batches,) = arguments
+    with calls_into(*READY_MADE) as called:
+        calls = [_passes(fn, *batch) for batch in batches]
+    how = "the two functions that it is given"
+    return {"calls": calls, "borrowed": called[:1], "instead": how}
+
+
+def _passes(fn: Callable, *batch: torch.Tensor) -> dict[str, Any]:
+    *given, grad = batch
+    variables = [tensor.clone().requires_grad_() for tensor in given]
+    observe.note("forward")
+    y = fn(*variables, f, g)
+    observe.note("backward")
+    fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
+    if fits:
+        y.backward(grad)
+    observe.note("between")
+    gradients = {name: v.grad for name, v in zip(NAMES, variables, strict=True)}
+    return {"kind": type(y).__name__, "fits": fits, "y": y if isinstance(y, torch.Tensor) else None, **gradients}
+
+
+def rights(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Output and gradients of the whole MLP."""
+    *given, grad = batch
+    x, up, up_bias, down, down_bias = variables = [tensor.clone().requires_grad_() for tensor in given]
+    y = F.linear(F.gelu(F.linear(x, up, up_bias)), down, down_bias)
+    y.backward(grad)
+    return {"y": y.detach()} | {name: v.grad for name, v in zip(NAMES, variables, strict=True)}
+
+
+def judge_mlp(attempt: Any) -> str | None:
+    """How it was cut, the output, the gradients, and the all-reduces."""
+    for number, batch in enumerate(attempt.case.inputs[0][0]):
+        right = rights(batch)
+        for look in (_cut_fault, _output_fault, _share_fault, _gradient_fault):
+            for rank, output in enumerate(attempt.outputs):
+                text = look(attempt, rank, output["calls"][number], right, batch)
+                if text:
+                    return text
+    return _count_fault(attempt)
+
+
+def _cut_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
+    """By which features the first matrix was cut."""
+    if got["y"] is None or got["y"].shape != right["y"].shape:
+        shown = list(got["y"].shape) if got["y"] is not None else got["kind"]
+        return f"rank {rank}: your function must return a tensor like x, {list(right['y'].shape)}, not {shown}."
+    if not got["fits"]:
+        return (
+            f"rank {rank}: what you return has no graph: use the weights and x themselves, without detach or no_grad."
+        )
+    if got["up"] is None:
+        return None
+    columns = got["up"].abs().sum(0).nonzero().flatten().tolist()
+    if 0 < len(columns) < WIDTH:
+        return f"rank {rank} multiplies with input features {numbers_text(columns)} of `up` alone. {NO_SUM}"
+    return None
+
+
+def _output_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
+    y, n = got["y"].detach(), attempt.world_size
+    if same(y, right["y"]):
+        return None
+    x, up, up_bias, down, down_bias = batch[:5]
+    part = slice(rank * EACH, (rank + 1) * EACH)
+    own = F.gelu(F.linear(x, up[part], up_bias[part])) @ down[:, part].T
+    told = {
+        f"The bias of `down` is in it {n} times: every rank adds it to its summand, and the sum has it once a rank. "
+        f"That is {n - 1} too many: add it after the sum.": right["y"] + (n - 1) * down_bias,
+        "It lacks the bias of `down`.": right["y"] - down_bias,
+        "That is this rank's summand alone: g adds up those of all ranks.": own,
+        "That is this rank's summand and the bias: g adds up the summands of all ranks.": own + down_bias,
+        f"It is exactly {times(n)} too big: every rank has computed all of it, and g added that up.": n * right["y"],
+        f"It is exactly {times(n)} too small: summands are added up, not averaged.": right["y"] / n,
+        "All of it is this rank's part, computed n times over.": n * own,
+        "Hidden numbers lack the bias of `up`.": F.gelu(x @ up.T) @ down.T + down_bias,
+        "It lacks GeLU.": F.linear(F.linear(x, up, up_bias), down, down_bias),
+        "That is ReLU, and GeLU is asked for.": F.linear(F.linear(x, up, up_bias).relu(), down, down_bias),
+    }
+    why = next((text for text, wrong in told.items() if same(y, wrong)), "")
+    at = int((y - right["y"]).abs().argmax())
+    shown = apart(float(y.flatten()[at]), float(right["y"].flatten()[at]))
+    return f"rank {rank}: the output is {shown[0]} at place {at}, where {shown[1]} is right. {why}".rstrip()
+
+
+def _share_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
+    """Which hidden numbers a rank has computed: those of which `up` has a gradient."""
+    own = list(range(rank * EACH, (rank + 1) * EACH))
+    if got["up"] is None:
+        return f"The output is right, but rank {rank} does not use `up`: it has no gradient. Who has computed it?"
+    rows = got["up"].abs().sum(1).nonzero().flatten().tolist()
+    if rows == own:
+        return None
+    if len(rows) > len(own):
+        return (
+            f"The output is right, but rank {rank} computes {len(rows)} of {len(right['up'])} hidden numbers, and its "
+            f"share is {len(own)}: {numbers_text(own)}. What every rank computes is not split."
+        )
+    return f"The output is right, but rank {rank} computes hidden numbers {numbers_text(rows)}; its own are " + (
+        f"{numbers_text(own)}."
+    )
+
+
+def _gradient_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
+    n, part = attempt.world_size, slice(rank * EACH, (rank + 1) * EACH)
+    for name in NAMES:
+        exact = right[name]
+        if name in ("up", "up_bias", "down"):
+            where = (slice(None), part) if name == "down" else part
+            exact = torch.zeros_like(exact)
+            exact[where] = right[name][where]
+        if not same(got[name], exact):
+            return f"rank {rank}: the gradient of `{name}` is wrong. {_why(name, got[name], exact, n)}"
+    return None
+
+
+def _why(name: str, got: torch.Tensor | None, exact: torch.Tensor, n: int) -> str:
+    nothing = got is None or not bool(got.abs().sum())
+    if name == "x" and (nothing or not any(same(got, exact * k) for k in (n, n * n, 1 / n))):
+        return (
+            "That is what comes through this rank's columns alone; each rank has another share of it, and they have to "
+            "be added up: x enters through f."
+        )
+    if name == "down_bias" and nothing:
+        return "Another rank adds it. Every rank keeps this bias, so every rank needs its gradient: add it after g."
+    for factor in (n, n * n, 1 / n):
+        if got is not None and same(got, exact * factor):
+            size = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
+            more = " Is it added in parts? It is whole on every rank, and added once, after g."
+            return f"It is exactly {size}." + (more if name == "down_bias" else "")
+    return "Nothing of it is there." if nothing else "Which numbers is it computed from?"
+
+
+def _count_fault(attempt: Any) -> str | None:
+    for rank, record in enumerate(attempt.ranks):
+        for way, why in (
+            ("forward", "GeLU works on each number by itself, so what is cut by columns can stay cut until the end."),
+            ("backward", "x enters once, through one f."),
+        ):
+            made = next((len(calls) for calls in reduced(record, way) if len(calls) != 1), None)
+            if made is not None:
+                return (
+                    f"Output and gradients are right, but rank {rank} made {number_of(made, 'all-reduce')} in the "
+                    f"{way} pass; 1 is right. {why}"
+                )
+    return None
+
+
+def ignoring(attempt: Any) -> list[int]:
+    """Ranks with the right output though every all-reduce left something else."""
+    right = rights(attempt.case.inputs[0][0][0])["y"]
+    return [rank for rank, output in enumerate(attempt.outputs) if same(output["calls"][0]["y"], right)]
+
+
+EXERCISE = Exercise(
+    id="5.2",
+    function="mlp",
+    title="column then row",
+    lesson=LESSON,
+    sitting="05A",
+    difficulty=2,
+    minutes=8,
+    task="An MLP split over the ranks: the first matrix by columns, the second by rows, one all-reduce each way.",
+    cases=mlp_cases,
+    call=run_mlp,
+    judge=judge_mlp,
+    ignores=ignoring,
+    sizes=(4, 3, 2),
+    allows=ALLOWED,
+    rules=(
+        borrowed,
+        only_all_reduce(
+            "Nothing has to be put together between the two matrices: GeLU works on each number by itself, so each "
+            "rank goes on with its own. One sum at the end is enough, and g makes it."
+        ),
+    ),
+    tags=("gradients",),
+    verified="each rank computes its hidden numbers only; one all-reduce forward, one backward",
+    hints=(
+        "torch stores up as [hidden, h], and x @ up.T is computed: Megatron's columns are its rows, up.chunk(t)[r].",
+        "F.gelu(F.linear(f(x), my_up, my_up_bias)) has this rank's hidden numbers. down is [h, hidden]: which are its "
+        "part, and along which dimension?",
+        "down.chunk(t, dim=1)[r] takes in just what this rank has. g(F.linear(hidden, my_down)) + down_bias.",
+    ),
+)
