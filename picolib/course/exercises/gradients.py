@@ -29,6 +29,27 @@ def given(shapes: Mapping[str, tuple], rank: int, kind: str, random: torch.Gener
     return {name: torch.randn(shape, generator=random).to(dtype) for name, shape in shapes.items()}
 
 
+def stored_by_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in other memory; of a matrix its columns are stored one after the other, so that it is not contiguous."""
+    return tensor.t().contiguous().t().clone() if tensor.ndim == 2 else tensor.clone()
+
+
+NO_VIEW = (
+    r"view size is not compatible",
+    "A gradient need not be contiguous: read it with flatten() or reshape(-1), and write with p.grad.copy_(…).",
+)
+COPIED = (
+    " Their gradients are not contiguous: flatten() and reshape(-1) make copies of them, and what is written into a "
+    "copy is lost. Write into p.grad itself, p.grad.copy_(part.view_as(p))."
+)
+
+
+def lost_in_a_copy(got: Sequence[Gradients], own: Sequence[Gradients]) -> bool:
+    """Whether on every rank the matrices, which `stored_by_columns` has stored so, have kept their gradients."""
+    same = {name: all(torch.equal(g[name], o[name]) for g, o in zip(got, own, strict=True)) for name in own[0]}
+    return any(same.values()) and all(kept == (own[0][name].ndim == 2) for name, kept in same.items())
+
+
 def only_all_reduce(attempt: Any) -> str | None:
     """A rule: no other collective, and nothing ready-made. (`allows` must hold all, so that this rule speaks.)"""
     for rank, record in enumerate(attempt.ranks):

@@ -21,21 +21,23 @@ from picolib.course.exercises.data import generator
 from picolib.course.exercises.rebuilt import note_calls_into, rebuilt
 from picolib.course.words import number_of
 
-SHAPES = {"embedding.weight": (3, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,), "layers.1.weight": (5, 4),
-          "layers.1.bias": (5,), "norm.weight": (3,)}  # fmt: skip
+SHAPES = {"embedding.weight": (3, 4), "positions.weight": (3, 4), "layers.0.weight": (4, 4), "layers.0.bias": (4,),
+          "layers.1.weight": (5, 4), "layers.1.bias": (5,), "norm.weight": (3,)}  # fmt: skip
 TIED = "embedding.weight"  # is the weight of the head, too: used first and last
 BUCKETS = (
     ("norm.weight", "layers.1.bias", "layers.1.weight"),
     ("layers.0.bias", "layers.0.weight"),
-    (TIED, TIED),
+    (TIED, "positions.weight", TIED),  # without its second place, the tied weight is the first here, and comes last
 )
 SIZES = [sum(torch.Size(SHAPES[name]).numel() for name in set(bucket)) for bucket in BUCKETS]
+TIED_SIZE = torch.Size(SHAPES[TIED]).numel()
 FEW_STEPS, MANY_STEPS = 2, (5, 10)  # steps of the first case, and of the second: as many as nobody can know
 TOO_EARLY = (
-    "A gradient of that bucket is not there yet. Three usual reasons: the hook is not registered with "
-    "register_post_accumulate_grad_hook; the bucket counts fewer gradients than it has; or all hooks mean the last "
-    "bucket: a function made in a loop looks the loop's variable up when it runs. Give it its own: "
-    "def hook(p, number=number)."
+    "A gradient of that bucket is not there yet. Four usual reasons: the hook is not registered with "
+    "register_post_accumulate_grad_hook; the bucket counts fewer gradients than it has; it counts none, and takes the "
+    "last of its list for the last to come (within a bucket they come in any order, and a tied weight comes last); or "
+    "all hooks mean the last bucket: a function made in a loop looks the loop's variable up when it runs. Give it its "
+    "own: def hook(p, number=number)."
 )
 COMPARED = "`p in once` compares tensors number by number. list(dict.fromkeys(bucket)) holds each parameter once."
 
@@ -63,7 +65,8 @@ def steps_of(fn: Callable, arguments: tuple) -> Any:
 
 
 def _steps_of(fn: Callable, given_in_steps: Sequence[dict]) -> Any:
-    weights, slow = _weights(), len(given_in_steps) == FEW_STEPS and dist.get_rank() == dist.get_world_size() - 1
+    few = len(given_in_steps) == FEW_STEPS
+    weights, slow = _weights(contiguous=few), few and dist.get_rank() == dist.get_world_size() - 1
     for name, weight in weights.items():
         weight.register_post_accumulate_grad_hook(lambda _, name=name: _is_there(name, slow))
     finish = fn([[weights[name] for name in bucket] for bucket in BUCKETS])
@@ -72,7 +75,7 @@ def _steps_of(fn: Callable, given_in_steps: Sequence[dict]) -> Any:
     after = []
     for number, given in enumerate(given_in_steps):
         observe.note("step")
-        uses = [*SHAPES, TIED]
+        uses = _order_of_uses(number)
         terms = [(weights[name] * given[name]).sum() / uses.count(name) for name in uses]
         for weight in weights.values():
             if number < 2:
@@ -85,6 +88,19 @@ def _steps_of(fn: Callable, given_in_steps: Sequence[dict]) -> Any:
     return after
 
 
+def _order_of_uses(step: int) -> list[str]:
+    """Names in the order of the forward pass; backward comes to the last first.
+
+    Buckets keep their order. Within a bucket that of the parameters turns from step to step.
+    """
+    forward = [TIED]
+    for bucket in reversed(BUCKETS):
+        names = [name for name in reversed(bucket) if name != TIED]
+        turn = step % len(names)
+        forward += names[turn:] + names[:turn]
+    return [*forward, TIED]
+
+
 class Weight(torch.nn.Parameter):
     """A parameter whose place in a set differs between ranks, so that whoever relies on a set's order is found out."""
 
@@ -94,8 +110,10 @@ class Weight(torch.nn.Parameter):
         return self.place
 
 
-def _weights() -> dict[str, Weight]:
-    weights = {name: Weight(torch.zeros(shape, dtype=torch.float64)) for name, shape in SHAPES.items()}
+def _weights(contiguous: bool) -> dict[str, Weight]:
+    """All zeros. A gradient is stored as its weight is, so it may be not contiguous either."""
+    stored = torch.Tensor.clone if contiguous else gradients.stored_by_columns
+    weights = {name: Weight(stored(torch.zeros(shape, dtype=torch.float64))) for name, shape in SHAPES.items()}
     for number, weight in enumerate(weights.values()):
         weight.place = (number + 3 * dist.get_rank()) % 8  # a small set holds its members in the order of these
     return weights
@@ -125,7 +143,7 @@ def moments(entries: Sequence[list]) -> list[Moments]:
     for begin, end in zip(begins, begins[1:], strict=False):
         inside = list(enumerate(entries))[begin + 1 : end]
         started = [(i, e) for i, e in inside if e[0] == "collective" and e[1] == "all_reduce"]
-        waits = {e[1]: i for i, e in inside if e[0] == "wait"}
+        waits = {e[1]: i for i, e in reversed(inside) if e[0] == "wait"}  # the first wait for each is what holds it up
         before = {e[4] for e in entries[:begin] if e[0] == "collective"}
         found.append(
             Moments(
@@ -190,7 +208,7 @@ def _never_started(one: Moments) -> str | None:
     if len(one.started) >= len(BUCKETS):
         return None
     sizes = [elements for _, elements in one.started]
-    if sizes in ([sum(SIZES)], [sum(SIZES) + SIZES[-1]]):
+    if sizes in ([sum(SIZES)], [sum(SIZES) + TIED_SIZE]):
         return (
             "you made one all-reduce of everything. It can start only when the last gradient is there, so 0% is "
             f"hidden: make one for each of the {len(BUCKETS)} buckets."
@@ -230,7 +248,7 @@ def _sizes_fault(one: Moments) -> str | None:
     sizes = [elements for _, elements in one.started]
     if sizes == SIZES:
         return None
-    twice = [*SIZES[:-1], 2 * SIZES[-1]]
+    twice = [*SIZES[:-1], SIZES[-1] + TIED_SIZE]
     if sizes == twice:
         what = f"the tied weight travels twice: {twice[-1]} elements, where {SIZES[-1]} are right."
     else:
@@ -281,7 +299,11 @@ EXERCISE = Exercise(
     allows=COLLECTIVES | {"barrier", "poll", "parallel.ddp"},
     rules=(gradients.only_all_reduce, rebuilt),
     tags=("gradients",),
-    raised=((r"'NoneType' object has no attribute", TOO_EARLY), (r"ambiguous|size of tensor a", COMPARED)),
+    raised=(
+        gradients.NO_VIEW,
+        (r"'NoneType' object has no attribute", TOO_EARLY),
+        (r"ambiguous|size of tensor a", COMPARED),
+    ),
     verified="each bucket's all-reduce starts with its last gradient; none is waited for before backward is through",
     hints=(
         "p.register_post_accumulate_grad_hook(hook) calls hook(p) when p.grad is there. Was it the last of its bucket?",

@@ -172,7 +172,7 @@ def picolibs_buckets(parameters, cap_bytes):
 def sums_by_messages(parameters, cap_bytes):
     n, rank, totals = dist.get_world_size(), dist.get_rank(), []
     for p in parameters:
-        total, passed = p.grad.clone(), p.grad.clone()
+        total, passed = p.grad.clone(), p.grad.contiguous()
         for _ in range(n - 1):
             came = torch.empty_like(passed)
             sending = dist.isend(passed, (rank + 1) % n)

@@ -98,6 +98,26 @@ def never_copies_back(parameters, cap_bytes):
         flat /= dist.get_world_size()
 
 
+@wrong(
+    "3.3", "copies back into flatten()", "`embedding.weight` and 2 more parameters still has", "what is written into a"
+)
+def copies_into_a_copy(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        flat = torch.cat([p.grad.flatten() for p in bucket])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad.flatten().copy_(part)
+
+
+@wrong("3.3", "views of gradients", "view size is not compatible", "need not be contiguous")
+def views_of_gradients(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        flat = torch.cat([p.grad.view(-1) for p in bucket])
+        dist.all_reduce(flat)
+        copy_back(flat / dist.get_world_size(), bucket)
+
+
 @wrong("3.3", "one all-reduce a parameter", "one all-reduce a parameter: nothing is put together")
 def one_each(parameters, cap_bytes):
     for p in reversed(parameters):
@@ -308,6 +328,39 @@ def waits_in_the_hook(buckets):
     return lambda: None
 
 
+@wrong("3.4", "waits in the hook, and once more in finish()", "0% hidden", "waits in the hook")
+def waits_in_both(buckets):
+    def begin(number, buckets):
+        handle, flat, bucket = begin_all_reduce(number, buckets)
+        handle.wait()
+        return handle, flat, bucket
+
+    return with_hooks([list(dict.fromkeys(bucket)) for bucket in buckets], begin)
+
+
+@wrong("3.4", "a hook on the last of the list only, and no count", "'NoneType'", "it counts none", "in any order")
+def a_hook_on_the_last(buckets):
+    buckets, under_way = [list(dict.fromkeys(bucket)) for bucket in buckets], []
+    for number, bucket in enumerate(buckets):
+        bucket[-1].register_post_accumulate_grad_hook(
+            lambda p, number=number: under_way.append(begin_all_reduce(number, buckets))
+        )
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            copy_back(flat / dist.get_world_size(), bucket)
+        under_way.clear()
+
+    return finish
+
+
+@wrong("3.4", "a hook on the last use only, and no count", "'NoneType'", "in any order")
+def a_hook_on_the_last_use(buckets):
+    once = [list(dict.fromkeys(reversed(bucket)))[::-1] for bucket in buckets]
+    return a_hook_on_the_last(once)
+
+
 @wrong("3.4", "a synchronous all-reduce in the hook", "0% hidden", "waits in the hook")
 def synchronous(buckets):
     buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
@@ -397,7 +450,7 @@ def tied_counted_twice(buckets):
     return finish
 
 
-@wrong("3.4", "a tied weight travels twice", "the tied weight travels twice: 24 elements, where 12 are right")
+@wrong("3.4", "a tied weight travels twice", "the tied weight travels twice: 36 elements, where 24 are right")
 def tied_travels_twice(buckets):
     missing, under_way = [len(bucket) for bucket in buckets], []
 
