@@ -67,7 +67,7 @@ def g(x: torch.Tensor) -> torch.Tensor:
 
 
 class Largest(TorchDispatchMode):
-    """Inside, `most` is the number of elements of the largest tensor that an operation has made."""
+    """Inside, `most` is the number of elements of the largest tensor that an operation has made. Views don't count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,9 +79,15 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        sizes = (leaf.numel() for leaf in tree_iter(result) if isinstance(leaf, torch.Tensor))
-        self.most = max(self.most, *sizes, 0)
+        known = {_address(leaf) for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        for leaf in tree_iter(result):
+            if isinstance(leaf, torch.Tensor) and _address(leaf) not in known:
+                self.most = max(self.most, leaf.numel())
         return result
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def of_the_learner(record: Any) -> Any:

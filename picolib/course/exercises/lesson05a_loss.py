@@ -31,7 +31,7 @@ INSTEAD = "Full logits are what this loss avoids: three numbers a token are enou
 
 
 def loss_cases(world_size: int, seed: int) -> list[Case]:
-    """Small logits, then logits of up to ±1000 in one to three calls. Every rank owns the target of some token."""
+    """Small logits, then logits of up to ±1000 in one to three calls. Each rank's first and last word is a target."""
     random = generator(seed, world_size)
     small = [_numbers(world_size, random, 1.0)]
     others = [_numbers(world_size, random, HUGE) for _ in range(1 + seed % 3)]
@@ -46,7 +46,8 @@ def _numbers(world_size: int, random: torch.Generator, scale: float) -> tuple[to
     tokens = TOKENS + world_size
     logits = scale * (2 * torch.rand(tokens, EACH * world_size, dtype=torch.float64, generator=random) - 1)
     targets = torch.randint(EACH * world_size, (tokens,), generator=random)
-    targets[:world_size] = torch.arange(world_size) * EACH + torch.randint(EACH, (world_size,), generator=random)
+    first = torch.arange(world_size) * EACH
+    targets[: 2 * world_size] = torch.cat([first, first + EACH - 1])
     return logits, targets
 
 
@@ -110,12 +111,20 @@ class Whole:
         sums = lambda shift: (self.parts - shift.unsqueeze(-1)).exp().sum(2)  # noqa: E731
         right, own = sums(top.expand_as(local)), sums(local)
         picked, lookup = self.picked(top), self.picked(top, masked=False)
+        known, total = picked.sum(0), right.sum(0).log()
+        border = self.targets % EACH == 0  # a rank's first word
+        remainder = self.parts[:, torch.arange(len(self.targets)), self.targets % EACH] - top
+        last = torch.where(border & (self.targets > 0), self.parts[:, :, -1].roll(1, 0) - top, 0.0)
+        twice = last.gather(0, (self.targets // EACH).unsqueeze(0)).squeeze(0)
         return [
             (own.sum(0).log().mean() - self.picked(local).sum(0).mean(), _LOCAL),
             ((own.sum(0).log() + local[rank]).mean() - (self.picked(local) + 0).sum(0).mean(), _LOCAL),
             ((own.sum(0).log() + local[rank] - self._raw()).mean(), _LOCAL),
-            (right.sum(0).log().mean() - lookup.sum(0).mean(), _CLAMPED),
-            ((right.sum(0).log() - lookup[rank]).mean(), _CLAMPED),
+            ((total - lookup.sum(0)).mean(), _CLAMPED),
+            ((total - lookup[rank]).mean(), _CLAMPED),
+            ((total - remainder.sum(0)).mean(), _CLAMPED),
+            ((total - known - twice).mean(), f"A rank's first word is counted by the rank before as well. {_BORDER}"),
+            ((total - torch.where(border, 0.0, known)).mean(), f"A rank's first word is counted by nobody. {_BORDER}"),
             ((right[rank].log() - picked.sum(0)).mean(), "The sum of exponentials is over this rank's words alone."),
             ((right.sum(0).log() - picked[rank]).mean(), _UNSUMMED),
             ((right[rank].log() - picked[rank]).mean(), "Both sums are over this rank's words alone: g adds them up."),
@@ -141,6 +150,7 @@ _CLAMPED = (
     "Ranks that do not own a target add a logit all the same: clamp (or a remainder) gives them some column of theirs. "
     "Where the target is not among a rank's words its summand is 0."
 )
+_BORDER = "A target is this rank's where first <= target < first + V/t."
 _UNSUMMED = (
     "The target's logit is known to its owner alone, the others have 0: it needs the sum over the ranks as well."
 )
@@ -258,6 +268,13 @@ EXERCISE = Exercise(
     ignores=ignoring,
     sizes=(4, 3, 2),
     allows=ALLOWED,
+    raised=(
+        (
+            "out of bounds",
+            "Targets are numbers of the whole vocabulary, and logits has this rank's words alone, from number "
+            "rank * logits.shape[1] on.",
+        ),
+    ),
     rules=(borrowed, only_all_reduce(INSTEAD)),
     tags=("gradients",),
     verified="no tensor larger than a rank's own logits, right at ±1000, two all-reduces and no more",

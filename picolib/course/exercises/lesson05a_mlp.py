@@ -20,6 +20,7 @@ from picolib.course.exercises.lesson05a_common import (
     ALLOWED,
     LESSON,
     READY_MADE,
+    Largest,
     f,
     g,
     numbers_text,
@@ -67,14 +68,16 @@ def _passes(fn: Callable, *batch: torch.Tensor) -> dict[str, Any]:
     *given, grad = batch
     variables = [tensor.clone().requires_grad_() for tensor in given]
     observe.note("forward")
-    y = fn(*variables, f, g)
+    with Largest() as largest:
+        y = fn(*variables, f, g)
     observe.note("backward")
     fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
     if fits:
         y.backward(grad)
     observe.note("between")
     gradients = {name: v.grad for name, v in zip(NAMES, variables, strict=True)}
-    return {"kind": type(y).__name__, "fits": fits, "y": y if isinstance(y, torch.Tensor) else None, **gradients}
+    y = y if isinstance(y, torch.Tensor) else type(y).__name__
+    return {"fits": fits, "y": y, "most": largest.most, **gradients}
 
 
 def rights(batch: list[torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -100,8 +103,8 @@ def judge_mlp(attempt: Any) -> str | None:
 
 def _cut_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
     """By which features the first matrix was cut."""
-    if got["y"] is None or got["y"].shape != right["y"].shape:
-        shown = list(got["y"].shape) if got["y"] is not None else got["kind"]
+    if isinstance(got["y"], str) or got["y"].shape != right["y"].shape:
+        shown = got["y"] if isinstance(got["y"], str) else list(got["y"].shape)
         return f"rank {rank}: your function must return a tensor like x, {list(right['y'].shape)}, not {shown}."
     if not got["fits"]:
         return (
@@ -121,7 +124,8 @@ def _output_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) 
         return None
     x, up, up_bias, down, down_bias = batch[:5]
     part = slice(rank * EACH, (rank + 1) * EACH)
-    own = F.gelu(F.linear(x, up[part], up_bias[part])) @ down[:, part].T
+    hidden = F.gelu(F.linear(x, up, up_bias))
+    own = hidden[:, part] @ down[:, part].T
     told = {
         f"The bias of `down` is in it {n} times: every rank adds it to its summand, and the sum has it once a rank. "
         f"That is {n - 1} too many: add it after the sum.": right["y"] + (n - 1) * down_bias,
@@ -131,6 +135,12 @@ def _output_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) 
         f"It is exactly {times(n)} too big: every rank has computed all of it, and g added that up.": n * right["y"],
         f"It is exactly {times(n)} too small: summands are added up, not averaged.": right["y"] / n,
         "All of it is this rank's part, computed n times over.": n * own,
+        "g stands in front of the second matrix: it adds up hidden numbers of different ranks, no summands.": (
+            F.linear(hidden.unflatten(1, (n, EACH)).sum(1), down[:, part], down_bias)
+        ),
+        "Are f and g swapped? x enters through f, and summands leave through g.": (
+            F.gelu(F.linear(n * x, up[part], up_bias[part])) @ down[:, part].T + down_bias
+        ),
         "Hidden numbers lack the bias of `up`.": F.gelu(x @ up.T) @ down.T + down_bias,
         "It lacks GeLU.": F.linear(F.linear(x, up, up_bias), down, down_bias),
         "That is ReLU, and GeLU is asked for.": F.linear(F.linear(x, up, up_bias).relu(), down, down_bias),
@@ -147,13 +157,15 @@ def _share_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -
     if got["up"] is None:
         return f"The output is right, but rank {rank} does not use `up`: it has no gradient. Who has computed it?"
     rows = got["up"].abs().sum(1).nonzero().flatten().tolist()
-    if rows == own:
-        return None
-    if len(rows) > len(own):
+    most = max(EACH * max(WIDTH, TOKENS), TOKENS * WIDTH)  # a part of a weight, the own hidden numbers, the output
+    if len(rows) > len(own) or got["most"] > most:
+        computed = max(len(rows), min(got["most"] // TOKENS, len(right["up"])))
         return (
-            f"The output is right, but rank {rank} computes {len(rows)} of {len(right['up'])} hidden numbers, and its "
+            f"The output is right, but rank {rank} computes {computed} of {len(right['up'])} hidden numbers, and its "
             f"share is {len(own)}: {numbers_text(own)}. What every rank computes is not split."
         )
+    if rows == own:
+        return None
     return f"The output is right, but rank {rank} computes hidden numbers {numbers_text(rows)}; its own are " + (
         f"{numbers_text(own)}."
     )
@@ -168,8 +180,16 @@ def _gradient_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list
             exact = torch.zeros_like(exact)
             exact[where] = right[name][where]
         if not same(got[name], exact):
-            return f"rank {rank}: the gradient of `{name}` is wrong. {_why(name, got[name], exact, n)}"
+            more = max(map(len, reduced(attempt.ranks[rank], "backward"))) > 1 and not same(got[name], n * exact)
+            why = _MORE if more and name == "x" else _why(name, got[name], exact, n)
+            return f"rank {rank}: the gradient of `{name}` is wrong. {why}"
     return None
+
+
+_MORE = (
+    "More than one all-reduce runs in the backward pass. f belongs where x enters, once: further in each rank has "
+    "gradients of its own numbers, which are no shares of one."
+)
 
 
 def _why(name: str, got: torch.Tensor | None, exact: torch.Tensor, n: int) -> str:
@@ -225,6 +245,12 @@ EXERCISE = Exercise(
     ignores=ignoring,
     sizes=(4, 3, 2),
     allows=ALLOWED,
+    raised=(
+        (
+            "shapes cannot be multiplied|index out of range|must match",
+            "Which dimension is cut? Weights are [out, in]: `up` and its bias by dim 0 (output features), `down` by 1.",
+        ),
+    ),
     rules=(
         borrowed,
         only_all_reduce(

@@ -181,6 +181,25 @@ def torchs():
     return function(passed_on, summed), all_reduce
 
 
+@wrong("5.1", "a hook on x itself, which has other uses", "the gradient check over all ranks says")
+def hook_on_x():
+    def f(x):
+        x.register_hook(summed)
+        return x
+
+    return f, function(summed, passed_on)
+
+
+@wrong("5.1", "the largest instead of the sum", "the gradient of x is `1000`, and `1111` is right")
+def largest():
+    def kept(tensor):
+        top = tensor.clone()
+        dist.all_reduce(top, dist.ReduceOp.MAX)
+        return top
+
+    return function(passed_on, kept), function(summed, passed_on)
+
+
 @wrong("5.1", "one function instead of two", "return both functions")
 def only_f():
     return function(passed_on, summed)
@@ -288,6 +307,13 @@ def whole_on_every_rank(x, up, up_bias, down, down_bias, f, g):
     return y + 0 * g(y)
 
 
+@wrong("5.2", "all hidden numbers, then zeros for the others'", "computes 16 of 16 hidden numbers", "is not split")
+def whole_and_masked(x, up, up_bias, down, down_bias, f, g):
+    own = torch.zeros(len(up), dtype=x.dtype)
+    part(own)[:] = 1
+    return g(F.linear(F.gelu(F.linear(f(x), up, up_bias)) * own, down)) + down_bias
+
+
 @wrong("5.2", "all of it, summed", "exactly 4x too big", "every rank has computed all of it")
 def whole_and_summed(x, up, up_bias, down, down_bias, f, g):
     return g(F.linear(F.gelu(F.linear(f(x), up, up_bias)), down, down_bias))
@@ -304,6 +330,26 @@ def others_part(x, up, up_bias, down, down_bias, f, g):
 def down_by_rows(x, up, up_bias, down, down_bias, f, g):
     hidden = F.gelu(F.linear(f(x), part(up), part(up_bias)))
     return g(hidden @ down.T[part(torch.arange(len(up)))][:, : dist.get_world_size()])
+
+
+@wrong("5.2", "swapped f and g", "Are f and g swapped?")
+def f_and_g_swapped(x, up, up_bias, down, down_bias, f, g):
+    return by_chunks(x, up, up_bias, down, down_bias, g, f)
+
+
+@wrong("5.2", "g before the second matrix", "g stands in front of the second matrix")
+def g_too_early(x, up, up_bias, down, down_bias, f, g):
+    return F.linear(g(F.gelu(F.linear(f(x), part(up), part(up_bias)))), part(down, 1)) + down_bias
+
+
+@wrong("5.2", "f before each matrix", "f belongs where x enters, once")
+def f_before_each(x, up, up_bias, down, down_bias, f, g):
+    return g(F.linear(f(F.gelu(F.linear(f(x), part(up), part(up_bias)))), part(down, 1))) + down_bias
+
+
+@wrong("5.2", "down cut along the wrong dimension", "`down` by 1")
+def down_by_dim_0(x, up, up_bias, down, down_bias, f, g):
+    return g(F.linear(F.gelu(F.linear(f(x), part(up), part(up_bias))), down.tensor_split(4)[0])) + down_bias
 
 
 @wrong("5.2", "ReLU", "That is ReLU")
@@ -508,6 +554,26 @@ def own_backward(logits, targets, g):
     return Loss.apply(logits)
 
 
+@right("5.4", "a logsumexp of each rank, put together")
+def logsumexps(logits, targets, g):
+    rank, width = dist.get_rank(), logits.shape[1]
+    own = logits.logsumexp(1)
+    largest = own.detach().clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    found = logits[torch.arange(len(targets)), targets % width]
+    parts = g(torch.cat([(own - largest).exp(), torch.where(targets // width == rank, found, 0.0)])).chunk(2)
+    return (parts[0].log() + largest - parts[1]).mean()
+
+
+@wrong("5.4", "dist.all_reduce in the graph", "the gradient of the logits is wrong")
+def all_reduce_in_the_graph(logits, targets, g):
+    shifted, found = pieces(logits, targets)
+    exponentials, target = shifted.exp().sum(1), found
+    sums = torch.stack([exponentials, target]).detach()
+    dist.all_reduce(sums)
+    return (sums[0].log() - sums[1]).mean() + 0 * (exponentials - target).sum()
+
+
 @wrong("5.4", "gathers logits", "called all_gather", "Full logits are what this loss avoids")
 def gathers_logits(logits, targets, g):
     parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
@@ -554,6 +620,49 @@ def clamps_the_target(logits, targets, g):
     shifted, found = pieces(logits, targets, clamp=True)
     exponentials, target = g(torch.stack([shifted.exp().sum(1), found]))
     return (exponentials.log() - target).mean()
+
+
+def looked_up(logits, targets, g, mine, column):
+    first = dist.get_rank() * logits.shape[1]
+    shifted, _ = pieces(logits, targets)
+    found = shifted.gather(1, column(targets - first).unsqueeze(1)).squeeze(1)
+    exponentials, target = g(torch.stack([shifted.exp().sum(1), torch.where(mine(targets - first), found, 0.0)]))
+    return (exponentials.log() - target).mean()
+
+
+@wrong("5.4", "a remainder in place of a mask", "Ranks that do not own a target add a logit all the same")
+def remainder(logits, targets, g):
+    return looked_up(logits, targets, g, lambda place: place == place, lambda place: place % logits.shape[1])
+
+
+@wrong("5.4", "one word too many", "counted by the rank before as well", "first <= target < first + V/t")
+def one_word_too_many(logits, targets, g):
+    words = logits.shape[1]
+    inside = lambda place: (place >= 0) & (place <= words)  # noqa: E731
+    return looked_up(logits, targets, g, inside, lambda place: place.clamp(0, words - 1))
+
+
+@wrong("5.4", "one word too few", "counted by nobody", "first <= target < first + V/t")
+def one_word_too_few(logits, targets, g):
+    words = logits.shape[1]
+    inside = lambda place: (place > 0) & (place < words)  # noqa: E731
+    return looked_up(logits, targets, g, inside, lambda place: place.clamp(0, words - 1))
+
+
+@wrong("5.4", "the sum in place of the maximum", "subtract the largest logit over all ranks first")
+def sum_for_maximum(logits, targets, g):
+    shift, first = logits.detach().amax(1), dist.get_rank() * logits.shape[1]
+    dist.all_reduce(shift)
+    shifted, place = logits - shift.unsqueeze(1), targets - first
+    found = shifted.gather(1, place.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    mine = (place >= 0) & (place < logits.shape[1])
+    exponentials, target = g(torch.stack([shifted.exp().sum(1), torch.where(mine, found, 0.0)]))
+    return (exponentials.log() - target).mean()
+
+
+@wrong("5.4", "own logits as if they were all", "logits has this rank's words alone")
+def own_logits(logits, targets, g):
+    return F.cross_entropy(logits, targets)
 
 
 @wrong("5.4", "no maximum", "subtract the largest logit over all ranks first")
