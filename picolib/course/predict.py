@@ -21,9 +21,10 @@ class Prediction:
 
     def compare(self, measured: Any, within: float = 0.0) -> None:
         """Print your prediction beside what the run says. within: relative difference that counts as right."""
-        if _is_number(self.value) and _is_number(measured):
-            right = abs(self.value - measured) <= within * abs(measured)
-            far = "" if right else _off(self.value, measured)
+        said = _as_number(self.value)
+        if said is not None and _is_number(measured):
+            right = abs(said - measured) <= within * abs(measured)
+            far = "" if right else _off(said, measured)
         else:
             right, far = self.value == measured or same_words(self.value, measured), ""
         verdict = "you were right" if right else f"a surprise{f' ({far})' if far else ''}"
@@ -70,6 +71,16 @@ def _stems(word: str) -> set[str]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _as_number(value: Any) -> float | None:
+    """A number, also one that was given as text ("12", "1,024"); None for anything else."""
+    if _is_number(value):
+        return value
+    try:
+        return float(value.replace(",", "").replace("_", ""))
+    except (AttributeError, ValueError):
+        return None
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Questions that check themselves: `quiz("02A")`.
+"""Questions that check themselves: `quiz("02A")`, `quiz("02A.1", "02A.4")`.
 
 The questions are Markdown, an output like any other: they are read where nothing runs. Below each stands a row of
 buttons; what an answer is worth, and why, appears only when it is chosen, and is in no stored output.
@@ -93,12 +93,16 @@ def _html(text: str) -> str:
     return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(pieces))
 
 
-def quiz(which: str) -> Quiz:
-    """The questions of a lesson ("02A") or a single one ("02A.3"). Raises ValueError for one there is not."""
+def quiz(*which: str) -> Quiz:
+    """The questions of a lesson ("02A") or single ones ("02A.3", "02A.5"). Raises ValueError for one there is not."""
+    return Quiz([question for one in which for question in _questions(one)])
+
+
+def _questions(which: str) -> list[Question]:
     from picolib.course.questions import BANK
 
     lesson = which.split(".")[0]
     found = [q for q in BANK.get(lesson, ()) if which in (lesson, q.id)]
     if not found:
         raise ValueError(f"which={which!r}: there are questions for {', '.join(sorted(BANK))}, such as '{lesson}.1'")
-    return Quiz(found)
+    return found

@@ -22,6 +22,7 @@ ANSWERS = {
     "picolib.comm.all_reduce.recursive_doubling": "2.6",
     "picolib.comm.all_reduce.doubling": "2.6",
     "picolib.parallel.ddp.wrapper.DistributedDataParallel": "3.1",
+    "picolib.parallel.ddp.wrapper.DistributedDataParallel._copy_from_first_rank": "3.1",
     "picolib.parallel.ddp.bucketed.assign_buckets": "3.3",
     "picolib.parallel.ddp.bucketed.average_in_buckets": "3.3",
     "picolib.parallel.ddp.overlapped.OverlappedAverage": "3.4",

@@ -68,12 +68,17 @@ def tint(color: str, share: float) -> str:
 def bytes_text(count: float) -> str:
     """Bytes for a reader: exact below 10,000, then KB and MB of 1024, three digits ("4,096 B", "1.5 MB")."""
     if count < 10_000:
-        return f"{count:,.0f} B"
+        return exact_bytes(count)
     for unit in ("KB", "MB", "GB"):
         count /= 1024
         if count < 1000 or unit == "GB":
             return f"{count:.3g} {unit}" if count < 1000 else f"{count:,.0f} {unit}"
     raise AssertionError("unreachable")
+
+
+def exact_bytes(count: float) -> str:
+    """Bytes to the byte ("12,000 B")."""
+    return f"{count:,.0f} B"
 
 
 def size_text(count: float) -> str:

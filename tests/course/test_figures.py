@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ from picolib.course.figures import (
     zero_chart,
 )
 from picolib.course.figures.bars import cost_bars
-from picolib.course.figures.canvas import Figure
+from picolib.course.figures.canvas import Figure, Lines
 from picolib.course.figures.display import as_picture, display_figure
 from picolib.course.figures.timeline import exposed, minus, union
 from picolib.course.figures.tokens import token_weights, weights
@@ -182,6 +183,20 @@ def test_message_matrix_writes_the_bytes_of_each_pair_and_their_sums():
     figure = message_matrix(small_trace())
     assert figure.svg().count(">100 B<") == 3  # the pair, what rank 0 sent, what rank 1 received
     assert "rank 0 sent 100 B to 1; rank 1 sent nothing" in figure.alt
+
+
+def test_the_sums_of_exact_numbers_are_exact():
+    trace = SimpleNamespace(matrix=[[0, 4000, 4000, 4000], [9000, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
+    assert "12,000 B" in message_matrix(trace).svg()
+    trace.matrix[1][0] = 4_000_000
+    assert "12,000 B" not in message_matrix(trace).svg()
+
+
+def test_in_halves_every_run_begins_its_backward_pass_in_the_middle():
+    figure = held_curves({"plain": [10, 40, 0], "recomputed": [10, 20, 5, 25, 0]}, "Held", halves=True)
+    lines = [shape.points for shape in figure.shapes if isinstance(shape, Lines) and shape.stroke_width == 2.5]
+    turns = [points[1][0] for points in lines]
+    assert len(lines) == 2 and turns[0] == turns[1] == (lines[0][0][0] + lines[0][-1][0]) / 2
 
 
 def test_bytes_against_the_formula_are_equal_to_the_byte_or_named():

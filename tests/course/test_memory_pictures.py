@@ -6,6 +6,7 @@ import pytest
 
 from picolib.course.figures import memory_bars, zero_chart
 from picolib.course.figures.canvas import text_width
+from picolib.course.figures.memory import PARTS
 from picolib.course.style import ACCENT
 from picolib.course.widgets import memory_explorer
 from picolib.course.widgets.memory import OPTIMIZERS, PRECISIONS, STAGES, both, budget
@@ -43,6 +44,13 @@ def test_bars_that_do_not_fit_are_marked_and_all_parts_are_told():
     assert "a 90 GB (parameters 70 GB, optimizer 20 GB); b 1 GB (parameters 1 GB)" in figure.alt
     labels = {shape.text: shape.color for shape in figure.shapes if hasattr(shape, "text")}
     assert labels["90 GB"] == ACCENT != labels["1 GB"]
+
+
+def test_the_line_goes_behind_the_numbers():
+    figure = memory_bars({"a": {"kv cache": 160e9}}, "One", line=80e9)
+    line = next(i for i, shape in enumerate(figure.shapes) if getattr(shape, "dash", False))
+    behind = [shape for shape in figure.shapes[line:] if getattr(shape, "fill", "") == PARTS["kv cache"]]
+    assert len(behind) == 1 and figure.shapes[-1].text == "160 GB"
 
 
 @pytest.mark.parametrize("model", memory.PRESETS)

@@ -144,6 +144,12 @@ def test_another_form_of_the_right_word_is_right(nowhere, capsys, said, measured
     assert capsys.readouterr().out.endswith("you were right.\n")
 
 
+@pytest.mark.parametrize("said, measured", [("12", 12.0), ("1,024", 1024), ("16_640", 16_640)])
+def test_a_number_in_quotes_is_a_number(nowhere, capsys, said, measured):
+    predict("bytes", said).compare(measured)
+    assert capsys.readouterr().out.endswith("you were right.\n")
+
+
 @pytest.mark.parametrize(
     "said, measured",
     [("slower", "lower"), ("higher", "lower"), ("left", "right"), ("ring", "tree"), ("same", "some"),

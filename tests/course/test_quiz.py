@@ -52,6 +52,7 @@ def test_a_quiz_shows_questions_as_text_and_buttons_below_each(monkeypatch):
     quiz("02B")._ipython_display_()
     assert [type(output).__name__ for output in shown] == ["Markdown", "Panel"] * len(BANK["02B"])
     assert repr(quiz("02B.2")) == "[quiz: 02B.2]"
+    assert repr(quiz("01A.4", "01A.6")) == "[quiz: 01A.4, 01A.6]"
 
 
 def test_unknown_questions_and_badly_made_ones_are_refused():

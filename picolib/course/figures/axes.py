@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from picolib.course.figures.canvas import Figure, Point
@@ -56,15 +56,18 @@ class Axes:
     x_format: Format = "{:g}".format
     y_format: Format = "{:g}".format
 
-    def frame(self, x_title: str, y_title: str) -> None:
-        """Grid, ticks and titles: y's title stands above the axis, where it can be read without turning the head."""
+    def frame(self, x_title: str, y_title: str, x_names: Mapping[float, str] | None = None) -> None:
+        """Grid, ticks and titles: y's title stands above the axis, where it can be read without turning the head.
+
+        x_names: what to write at places of the x axis, instead of numbers.
+        """
         figure, x, y = self.figure, self.x, self.y
         for value in y.ticks():
             figure.line([(x.start, y(value)), (x.end, y(value))], GRID)
             figure.text(x.start - 8, y(value), self.y_format(value), size=SMALL, color=MUTED, anchor="end")
-        for value in x.ticks():
+        for value, name in (x_names or {value: self.x_format(value) for value in x.ticks()}).items():
             figure.line([(x(value), y.start), (x(value), y.start + 5)], MUTED)
-            figure.text(x(value), y.start + 16, self.x_format(value), size=SMALL, color=MUTED, anchor="middle")
+            figure.text(x(value), y.start + 16, name, size=SMALL, color=MUTED, anchor="middle")
         figure.line([(x.start, y.start), (x.end, y.start)], MUTED)
         figure.text((x.start + x.end) / 2, y.start + 36, x_title, size=SMALL, color=INK, anchor="middle")
         figure.text(x.start - 8, y.end - 18, y_title, size=SMALL, color=INK)

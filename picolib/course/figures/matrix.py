@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from picolib.course.figures.canvas import Figure
-from picolib.course.style import EMPTY, INK, LARGE, MUTED, SMALL, WIDTH, bytes_text, ink_on, tint
+from picolib.course.style import EMPTY, INK, LARGE, MUTED, SMALL, WIDTH, bytes_text, exact_bytes, ink_on, tint
 
 HEAT = "#0b4f8a"
 
 
 def message_matrix(trace: Any, title: str = "Bytes sent, from row to column") -> Figure:
-    """`trace.matrix[src][dst]` with its numbers, what each rank sent in all, and what it received."""
+    """`trace.matrix[src][dst]` with its numbers, what each rank sent in all, and what it received.
+
+    Where every number is exact (below 10,000 B) the sums are too, so that a reader can add them up.
+    """
     matrix = trace.matrix
     ranks, most = len(matrix), max((max(row) for row in matrix), default=0) or 1
     column, row = min(110.0, (WIDTH - 190) / (ranks + 1)), 40 if ranks <= 8 else 28
@@ -19,6 +22,7 @@ def message_matrix(trace: Any, title: str = "Bytes sent, from row to column") ->
         f"rank {src} sent " + (", ".join(f"{bytes_text(b)} to {dst}" for dst, b in enumerate(sent) if b) or "nothing")
         for src, sent in enumerate(matrix[:8])
     )
+    written = exact_bytes if bytes_text(most) == exact_bytes(most) else bytes_text
     left, top = 96, 104
     figure = Figure(top + (ranks + 1) * row + 30, alt)
     figure.text(20, 28, title, size=LARGE, bold=True)
@@ -32,12 +36,12 @@ def message_matrix(trace: Any, title: str = "Bytes sent, from row to column") ->
     for src, sent in enumerate(matrix):
         for dst, count in enumerate(sent):
             _cell(figure, left + dst * column, top + src * row, column, row, count, count / most)
-        total = bytes_text(sum(sent))
+        total = written(sum(sent))
         figure.text(
             left + (ranks + 0.5) * column + 6, top + (src + 0.5) * row, total, size=SMALL, anchor="middle", bold=True
         )
     for dst in range(ranks):
-        total = bytes_text(sum(row[dst] for row in matrix))
+        total = written(sum(row[dst] for row in matrix))
         figure.text(
             left + (dst + 0.5) * column,
             top + (ranks + 0.5) * row + 6,

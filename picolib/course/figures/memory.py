@@ -5,6 +5,7 @@ Parts are bytes by name, as `picolib.memory` gives them; the same part has the s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from picolib.course.figures.axes import Axes, Scale, name_lines
@@ -34,6 +35,7 @@ PARTS = {
     "logits": SERIES_COLORS[4],
     "gathered layer": SERIES_COLORS[6],
 }
+HALVES = {0.25: "forward pass", 0.5: "backward begins", 0.75: "backward pass"}
 LEFT, RIGHT, BAR, STEP = 132, 118, 26, 40
 CARD = 80e9  # bytes of an A100 or H100 as sold: GB of 10^9, as everywhere where memory is meant
 
@@ -64,26 +66,35 @@ def memory_bars(bars: Bars, title: str, line: float | None = CARD, line_name: st
     _legend(figure, list(dict.fromkeys(part for parts in bars.values() for part in parts)))
     most = max([*totals.values(), 1.08 * (line or 0)]) or 1
     scale = Scale(0, most, LEFT, WIDTH - RIGHT)
-    for row, (name, parts) in enumerate(bars.items()):
-        top = 88 + STEP * row
-        figure.text(LEFT - 10, top + BAR / 2, name, size=SMALL, bold=True, anchor="end")
-        figure.box(LEFT, top, scale.end - LEFT, BAR, fill=EMPTY)
-        _stack(figure, scale, parts, top)
+    tops = dict(zip(bars, itertools.count(88, STEP)))
+    for name, parts in bars.items():
+        figure.text(LEFT - 10, tops[name] + BAR / 2, name, size=SMALL, bold=True, anchor="end")
+        figure.box(LEFT, tops[name], scale.end - LEFT, BAR, fill=EMPTY)
+        _stack(figure, scale, parts, tops[name])
         color = INK if line is None else ACCENT if totals[name] > line else GOOD
-        figure.text(scale.end + 8, top + BAR / 2, gigabytes_text(totals[name]), size=SMALL, bold=True, color=color)
+        text = gigabytes_text(totals[name])
+        figure.text(scale.end + 8, tops[name] + BAR / 2, text, size=SMALL, bold=True, color=color)
     if line:
-        x = scale(line)
-        figure.line([(x, 78), (x, 88 + STEP * len(bars) - 8)], ACCENT, 2, dash=True)
-        words = f"{gigabytes_text(line)}{f': {line_name}' if line_name else ''}"
-        x = min(max(x, LEFT), WIDTH - 20 - text_width(words, SMALL) / 2)
-        figure.text(x, 88 + STEP * len(bars) + 2, words, size=SMALL, bold=True, color=ACCENT, anchor="middle")
+        _limit(figure, scale(line), line, line_name, 88 + STEP * len(bars))
+    for name, parts in bars.items():
+        _numbers(figure, scale, parts, tops[name])
     return figure
 
 
-def held_curves(runs: Mapping[str, Sequence[float]], title: str, marks: Mapping[str, float] | None = None) -> Figure:
+def _limit(figure: Figure, x: float, line: float, name: str, bottom: float) -> None:
+    figure.line([(x, 78), (x, bottom - 8)], ACCENT, 2, dash=True)
+    words = f"{gigabytes_text(line)}{f': {name}' if name else ''}"
+    x = min(max(x, LEFT), WIDTH - 20 - text_width(words, SMALL) / 2)
+    figure.text(x, bottom + 2, words, size=SMALL, bold=True, color=ACCENT, anchor="middle")
+
+
+def held_curves(
+    runs: Mapping[str, Sequence[float]], title: str, marks: Mapping[str, float] | None = None, halves: bool = False
+) -> Figure:
     """Bytes held during a step, a line for each run: `Measured.held`, drawn from its first change to its last.
 
-    marks: levels to point out, by name.
+    marks: levels to point out, by name. halves: each run's forward pass fills the left half and its backward pass,
+    which begins where the first tensor is let go, the right one (of a step with one backward pass).
     """
     told = "; ".join(f"{name} at most {gigabytes_text(max(held))}" for name, held in runs.items())
     figure = Figure(380, f"{title}: {told}.")
@@ -96,13 +107,17 @@ def held_curves(runs: Mapping[str, Sequence[float]], title: str, marks: Mapping[
         gigabytes_text,
     )
     figure.text(20, 26, title, size=LARGE, bold=True)
-    axes.frame("from the first tensor saved to the last let go", "held for the backward pass")
+    axes.frame(
+        "from the first tensor saved to the last let go", "held for the backward pass", HALVES if halves else None
+    )
+    if halves:
+        figure.line([(axes.x(0.5), axes.y.start), (axes.x(0.5), axes.y.end)], MUTED)
     names = []
     for number, (name, held) in enumerate(runs.items()):
-        color, last = series_color(number), max(len(held) - 1, 1)
-        axes.line([i / last for i in range(len(held))], held, color, width=2.5)
+        color, places = series_color(number), _places(held, halves)
+        axes.line(places, held, color, width=2.5)
         peak = held.index(max(held))
-        axes.points([peak / last], [held[peak]], color)
+        axes.points([places[peak]], [held[peak]], color)
         names.append((axes.at(0, max(held))[1], name, color))
     for name, level in (marks or {}).items():
         axes.line([0, 1], [level, level], MUTED, dash=True)
@@ -111,15 +126,33 @@ def held_curves(runs: Mapping[str, Sequence[float]], title: str, marks: Mapping[
     return figure
 
 
+def _places(held: Sequence[float], halves: bool) -> list[float]:
+    """Where on the x axis, from 0 to 1, each change of what is held stands."""
+    last = max(len(held) - 1, 1)
+    if not halves:
+        return [i / last for i in range(len(held))]
+    turn = next(i for i in range(1, last) if held[i + 1] < held[i])  # the last that the forward pass saves
+    return [i / turn / 2 if i <= turn else 0.5 + (i - turn) / (last - turn) / 2 for i in range(len(held))]
+
+
 def _stack(figure: Figure, scale: Scale, parts: Mapping[str, float], top: float) -> None:
     start = 0.0
     for name, size in parts.items():
         x0, x1 = scale(start), scale(start + size)
         color = part_color(name)
         figure.box(x0, top, x1 - x0, BAR, fill=color, stroke=PAPER if x1 - x0 > 2 else "none")
-        label = gigabytes_text(size)
-        if text_width(label, SMALL) + 6 < x1 - x0:
-            figure.text((x0 + x1) / 2, top + BAR / 2, label, size=SMALL, color=ink_on(color), anchor="middle")
+        start += size
+
+
+def _numbers(figure: Figure, scale: Scale, parts: Mapping[str, float], top: float) -> None:
+    """Written last, each on a piece of its bar's own colour: the line goes behind the numbers."""
+    start = 0.0
+    for name, size in parts.items():
+        middle, color, label = scale(start + size / 2), part_color(name), gigabytes_text(size)
+        width = text_width(label, SMALL) + 6
+        if width < scale(start + size) - scale(start):
+            figure.box(middle - width / 2, top + 4, width, BAR - 8, fill=color)
+            figure.text(middle, top + BAR / 2, label, size=SMALL, color=ink_on(color), anchor="middle")
         start += size
 
 

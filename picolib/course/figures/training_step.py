@@ -16,7 +16,7 @@ from picolib.course.words import ranks_text
 
 LEFT, RIGHT, TOP = 78, 136, 92
 ROW, GAP = 15, 17
-NAME_SIZES = (10, 9, 8)  # of spans; the largest that fits
+NAME_SIZES = (10, 9, 8, 7)  # of spans; the largest that fits
 HIDDEN = tint(GOOD, 0.55)
 
 
@@ -118,13 +118,13 @@ def _lane(figure: Figure, scale: Scale, rank: int, step: Step, top: float) -> No
 
 
 def _room(scale: Scale, mark: Any, red: Sequence[Span]) -> tuple[Span, float]:
-    """The first grey part of a span that its name fits into, and in which size; the whole span where there is none."""
-    whole = (mark.start, mark.end)
+    """The first grey part of a span that its name fits into, and in which size; else the longest one (no name)."""
+    grey = minus([(mark.start, mark.end)], red) or [(mark.start, mark.start)]
     for size in NAME_SIZES:
-        for start, end in minus([whole], red):
+        for start, end in grey:
             if scale(end) - scale(start) > text_width(mark.label, size) + 6:
                 return (start, end), size
-    return whole, NAME_SIZES[0]
+    return max(grey, key=lambda span: span[1] - span[0]), NAME_SIZES[-1]
 
 
 def _collective(figure: Figure, scale: Scale, event: Any, red: Sequence[Span], top: float) -> None:

@@ -5,14 +5,14 @@ from picolib.course.quiz import Answer, Question
 QUESTIONS = (
     Question(
         "03A.1",
-        "Four ranks start from different weights and average their gradients exactly, in every step. "
-        "What do you get after 1,000 steps?",
+        "Four ranks start from different weights, average their gradients exactly in every step, and train with plain "
+        "SGD. What do you get after 1,000 steps?",
         (
             Answer("four equal models: the average pulls them together", "gradients are averaged, weights are not."),
             Answer(
                 "four models as far apart as at the start",
-                "all take the same steps, so with SGD their differences stay for ever. That is why a wrapper "
-                "broadcasts first.",
+                "all take the same steps, so their differences stay for ever. (AdamW would shrink them: weight decay.) "
+                "That is why a wrapper broadcasts first.",
                 right=True,
             ),
             Answer("an error from the all-reduce", "shapes and dtypes agree; values are nobody's business."),
