@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from picolib.course import observe
 from picolib.course.exercise import Case, Exercise
@@ -23,9 +22,10 @@ from picolib.course.exercises.lesson05a_common import (
     reduced,
     same,
 )
+from picolib.course.exercises.lesson05a_logits import EACH, Whole
 from picolib.course.words import apart, number_of, times
 
-TOKENS, EACH = 5, 7  # EACH: words of one rank
+TOKENS = 5
 HUGE = 1000.0
 INSTEAD = "Full logits are what this loss avoids: three numbers a token are enough, a maximum and two sums."
 
@@ -45,6 +45,8 @@ def _numbers(world_size: int, random: torch.Generator, scale: float) -> tuple[to
     """Logits [tokens, V] and targets [tokens]."""
     tokens = TOKENS + world_size
     logits = scale * (2 * torch.rand(tokens, EACH * world_size, dtype=torch.float64, generator=random) - 1)
+    if scale == HUGE:
+        logits[0] = logits[0] / 4 - 0.7 * HUGE  # one token far below the others: each has a maximum of its own
     targets = torch.randint(EACH * world_size, (tokens,), generator=random)
     first = torch.arange(world_size) * EACH
     targets[: 2 * world_size] = torch.cat([first, first + EACH - 1])
@@ -74,87 +76,6 @@ def _passes(fn: Callable, part: torch.Tensor, targets: torch.Tensor) -> dict[str
     value = loss.detach() if isinstance(loss, torch.Tensor) else loss
     return {"loss": value, "kind": type(loss).__name__, "fits": fits, "gradient": logits.grad, "most": largest.most,
             "kept": kept}  # fmt: skip
-
-
-class Whole:
-    """The logits of all ranks, for what is right and for what else could have come out."""
-
-    def __init__(self, attempt: Any, number: int) -> None:
-        self.n = attempt.world_size
-        parts = [inputs[0][number][0] for inputs in attempt.case.inputs]
-        self.targets = attempt.case.inputs[0][0][number][1]
-        self.logits = torch.cat(parts, 1).requires_grad_()
-        self.loss = F.cross_entropy(self.logits, self.targets)
-        self.loss.backward()
-        self.parts = torch.stack(parts)  # [ranks, tokens, V/t]
-        self.largest = self.parts.amax(2)  # [ranks, tokens]
-
-    def gradient(self, rank: int) -> torch.Tensor:
-        """Of this rank's logits."""
-        return self.logits.grad.chunk(self.n, 1)[rank]  # type: ignore[union-attr]
-
-    def clamped(self) -> torch.Tensor:
-        """[ranks, tokens]: the column that each rank looks up without asking whether the target is its own."""
-        first = torch.arange(self.n).unsqueeze(1) * EACH
-        return (self.targets - first).clamp(0, EACH - 1)
-
-    def picked(self, shift: torch.Tensor, masked: bool = True) -> torch.Tensor:
-        """[ranks, tokens]: the shifted logit of the target, as each rank sees it; zero elsewhere, if masked."""
-        column = self.clamped().unsqueeze(2)
-        found = self.parts.gather(2, column).squeeze(2) - shift
-        owner = self.targets // EACH == torch.arange(self.n).unsqueeze(1)
-        return torch.where(owner, found, 0.0) if masked else found
-
-    def guesses(self, rank: int) -> list[tuple[torch.Tensor, str]]:
-        """Losses that come of known mistakes, and what to say."""
-        top, local = self.largest.amax(0), self.largest
-        sums = lambda shift: (self.parts - shift.unsqueeze(-1)).exp().sum(2)  # noqa: E731
-        right, own = sums(top.expand_as(local)), sums(local)
-        picked, lookup = self.picked(top), self.picked(top, masked=False)
-        known, total = picked.sum(0), right.sum(0).log()
-        border = self.targets % EACH == 0  # a rank's first word
-        remainder = self.parts[:, torch.arange(len(self.targets)), self.targets % EACH] - top
-        last = torch.where(border & (self.targets > 0), self.parts[:, :, -1].roll(1, 0) - top, 0.0)
-        twice = last.gather(0, (self.targets // EACH).unsqueeze(0)).squeeze(0)
-        return [
-            (own.sum(0).log().mean() - self.picked(local).sum(0).mean(), _LOCAL),
-            ((own.sum(0).log() + local[rank]).mean() - (self.picked(local) + 0).sum(0).mean(), _LOCAL),
-            ((own.sum(0).log() + local[rank] - self._raw()).mean(), _LOCAL),
-            ((total - lookup.sum(0)).mean(), _CLAMPED),
-            ((total - lookup[rank]).mean(), _CLAMPED),
-            ((total - remainder.sum(0)).mean(), _CLAMPED),
-            ((total - known - twice).mean(), f"A rank's first word is counted by the rank before as well. {_BORDER}"),
-            ((total - torch.where(border, 0.0, known)).mean(), f"A rank's first word is counted by nobody. {_BORDER}"),
-            ((right[rank].log() - picked.sum(0)).mean(), "The sum of exponentials is over this rank's words alone."),
-            ((right.sum(0).log() - picked[rank]).mean(), _UNSUMMED),
-            ((right[rank].log() - picked[rank]).mean(), "Both sums are over this rank's words alone: g adds them up."),
-            (
-                right.sum(0).log().mean() - picked.sum(0).mean() - top.mean(),
-                "The maximum is subtracted once too often.",
-            ),
-            (right.sum(0).log().mean() - self._raw().mean(), _UNSHIFTED),
-            (self.loss.detach() * len(self.targets), "That is the sum over the tokens: their mean is asked for."),
-            (self.loss.detach() * self.n, f"It is exactly {times(self.n)} too big."),
-            (-self.loss.detach(), "The sign is turned round."),
-        ]
-
-    def _raw(self) -> torch.Tensor:
-        return self.logits.detach().gather(1, self.targets.unsqueeze(1)).squeeze(1)
-
-
-_LOCAL = (
-    "Each rank has subtracted the maximum of its own words. Sums of exponentials can be added up when all ranks "
-    "subtract the same: all-reduce the maximum first, with op=dist.ReduceOp.MAX."
-)
-_CLAMPED = (
-    "Ranks that do not own a target add a logit all the same: clamp (or a remainder) gives them some column of theirs. "
-    "Where the target is not among a rank's words its summand is 0."
-)
-_BORDER = "A target is this rank's where first <= target < first + V/t."
-_UNSUMMED = (
-    "The target's logit is known to its owner alone, the others have 0: it needs the sum over the ranks as well."
-)
-_UNSHIFTED = "The maximum is subtracted from the sum of exponentials, but not from the target's logit."
 
 
 def judge_loss(attempt: Any) -> str | None:
@@ -190,6 +111,8 @@ def _loss_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
         return f"rank {rank}: your function must return one number, the mean loss, not {shown}."
     value = torch.as_tensor(loss, dtype=torch.float64).reshape(())
     if not bool(torch.isfinite(value)):
+        if float(whole.parts.abs().max()) < HUGE / 10:
+            return f"rank {rank}: the loss is {float(value)}: of which of the two sums is the logarithm taken?"
         return (
             f"rank {rank}: the loss is {float(value)}, where {right:.6g} is right; logits go up to "
             f"{float(whole.parts.abs().max()):.0f}. exp(1000) is more than any float holds, and log(0) less: subtract "

@@ -93,7 +93,7 @@ def judge_mlp(attempt: Any) -> str | None:
     """How it was cut, the output, the gradients, and the all-reduces."""
     for number, batch in enumerate(attempt.case.inputs[0][0]):
         right = rights(batch)
-        for look in (_cut_fault, _output_fault, _share_fault, _gradient_fault):
+        for look in (_cut_fault, _parts_fault, _output_fault, _share_fault, _gradient_fault):
             for rank, output in enumerate(attempt.outputs):
                 text = look(attempt, rank, output["calls"][number], right, batch)
                 if text:
@@ -144,11 +144,25 @@ def _output_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) 
         "Hidden numbers lack the bias of `up`.": F.gelu(x @ up.T) @ down.T + down_bias,
         "It lacks GeLU.": F.linear(F.linear(x, up, up_bias), down, down_bias),
         "That is ReLU, and GeLU is asked for.": F.linear(F.linear(x, up, up_bias).relu(), down, down_bias),
+        "That is SiLU, and GeLU is asked for.": F.linear(F.silu(F.linear(x, up, up_bias)), down, down_bias),
+        "That is GeLU's approximation by tanh: F.gelu(hidden) as it stands is asked for.": (
+            F.linear(F.gelu(F.linear(x, up, up_bias), approximate="tanh"), down, down_bias)
+        ),
     }
     why = next((text for text, wrong in told.items() if same(y, wrong)), "")
     at = int((y - right["y"]).abs().argmax())
     shown = apart(float(y.flatten()[at]), float(right["y"].flatten()[at]))
     return f"rank {rank}: the output is {shown[0]} at place {at}, where {shown[1]} is right. {why}".rstrip()
+
+
+def _parts_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
+    """Of the three, other hidden numbers are used: read from where their gradients are not zero."""
+    sums = {"up": lambda w: w.abs().sum(1), "up_bias": torch.abs, "down": lambda w: w.abs().sum(0)}
+    used = {name: sums[name](got[name]).nonzero().flatten().tolist() for name in sums if got[name] is not None}
+    if len(used) < 3 or used["up"] == used["up_bias"] == used["down"]:
+        return None
+    parts = ", ".join(f"{numbers_text(numbers)} of `{name}`" for name, numbers in used.items())
+    return f"rank {rank} computes with hidden numbers {parts}: they have to be the same ones."
 
 
 def _share_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:

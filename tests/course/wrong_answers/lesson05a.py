@@ -347,6 +347,20 @@ def f_before_each(x, up, up_bias, down, down_bias, f, g):
     return g(F.linear(f(F.gelu(F.linear(f(x), part(up), part(up_bias)))), part(down, 1))) + down_bias
 
 
+@wrong(
+    "5.2", "everybody's first part of down", "rank 1 computes with hidden numbers 4 to 7 of `up`", "0 to 3 of `down`"
+)
+def first_part_of_down(x, up, up_bias, down, down_bias, f, g):
+    hidden = F.gelu(F.linear(f(x), part(up), part(up_bias)))
+    return g(F.linear(hidden, down.chunk(dist.get_world_size(), 1)[0])) + down_bias
+
+
+@wrong("5.2", "GeLU's approximation", "approximation by tanh")
+def approximated(x, up, up_bias, down, down_bias, f, g):
+    hidden = F.gelu(F.linear(f(x), part(up), part(up_bias)), approximate="tanh")
+    return g(F.linear(hidden, part(down, 1))) + down_bias
+
+
 @wrong("5.2", "down cut along the wrong dimension", "`down` by 1")
 def down_by_dim_0(x, up, up_bias, down, down_bias, f, g):
     return g(F.linear(F.gelu(F.linear(f(x), part(up), part(up_bias))), down.tensor_split(4)[0])) + down_bias
@@ -635,7 +649,7 @@ def remainder(logits, targets, g):
     return looked_up(logits, targets, g, lambda place: place == place, lambda place: place % logits.shape[1])
 
 
-@wrong("5.4", "one word too many", "counted by the rank before as well", "first <= target < first + V/t")
+@wrong("5.4", "one word too many", "The rank before counts a first word as well", "first <= target < first + V/t")
 def one_word_too_many(logits, targets, g):
     words = logits.shape[1]
     inside = lambda place: (place >= 0) & (place <= words)  # noqa: E731
@@ -647,6 +661,23 @@ def one_word_too_few(logits, targets, g):
     words = logits.shape[1]
     inside = lambda place: (place > 0) & (place < words)  # noqa: E731
     return looked_up(logits, targets, g, inside, lambda place: place.clamp(0, words - 1))
+
+
+@wrong("5.4", "a mask with one border", "Ranks before the owner count the target as well")
+def one_border(logits, targets, g):
+    words = logits.shape[1]
+    return looked_up(logits, targets, g, lambda place: place >= 0, lambda place: place.clamp(0, words - 1))
+
+
+@wrong("5.4", "one maximum for all tokens", "subtract the largest logit over all ranks first")
+def one_maximum(logits, targets, g):
+    top, first = logits.detach().max().reshape(1), dist.get_rank() * logits.shape[1]
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted, place = logits - top, targets - first
+    found = shifted.gather(1, place.clamp(0, logits.shape[1] - 1).unsqueeze(1)).squeeze(1)
+    mine = (place >= 0) & (place < logits.shape[1])
+    exponentials, target = g(torch.stack([shifted.exp().sum(1), torch.where(mine, found, 0.0)]))
+    return (exponentials.log() - target).mean()
 
 
 @wrong("5.4", "the sum in place of the maximum", "subtract the largest logit over all ranks first")
