@@ -89,6 +89,7 @@ class Exercise:
         ended: (attempt, explanation) -> text or None, for a run that an error has ended; tried before blocked, beyond.
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
         call: (fn, arguments) -> output, run inside each rank in place of `fn(*arguments)`.
+        imports: modules that torch imports in the middle of such functions; done before the time is taken.
         keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
         ignores: (attempt) -> the ranks that are right in a case in which the result of every all-reduce (and of torch's
             reduce-scatters; not of picolib's) was changed;
@@ -124,6 +125,7 @@ class Exercise:
     raised: tuple[tuple[str, str], ...] = ()
     judge: Callable[[Any], str | None] | None = None
     call: Callable[[Any, tuple], Any] | None = None
+    imports: tuple[str, ...] = ()
     keeps: str = ""
     ignores: Callable[[Any], Sequence[int]] | None = None
     same_bits: bool = False

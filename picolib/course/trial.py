@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dis
+import importlib
 import inspect
 import io
 import itertools
@@ -122,7 +123,13 @@ class Unknown(str):
 
 
 def perform(
-    fn: Any, exercise_call: Any, in_place: bool, keeps: bool, folder: str, tampered: Sequence[str] = ()
+    fn: Any,
+    exercise_call: Any,
+    in_place: bool,
+    keeps: bool,
+    folder: str,
+    tampered: Sequence[str] = (),
+    imported: Sequence[Any] = (),
 ) -> Any:
     """In a rank: call the learner's function (or its serialised form) once per case; return plain records."""
     from picolib.course import early, observe
@@ -284,7 +291,26 @@ def _run(exercise: Exercise, fn: Any, cases: Sequence[Case]) -> Any:
     with printed_nowhere(), _handed_out(cases) as folder:
         how = exercise.call, exercise.output == "argument", bool(exercise.keeps)
         tampered = [case.tampered for case in cases]
-        return run(perform, cases[0].world_size, fn, *how, folder, tampered, **options)
+        imported = [_Imported(name) for name in exercise.imports]
+        return run(perform, cases[0].world_size, fn, *how, folder, tampered, imported, **options)
+
+
+class _Imported:
+    """Travels to a rank and is, on arrival, a module imported there: arguments arrive before the rank's time starts."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return _imported, (self.name,)
+
+
+def _imported(name: str) -> Any:
+    """The module, or None where this version of torch has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
 
 
 def longest() -> float:

@@ -18,6 +18,8 @@ LAYERS, BATCH, WIDTH = 8, 256, 8  # a large batch, beside which weights and the 
 INSIDE = 5  # what one layer saves, as a multiple of its input: the input, and the widened hidden activation
 AT_WORK = 30  # what may live beside all inputs while one layer is differentiated: 13 to 20 do in right answers
 NO_GRAPH = "a tensor without a graph"
+# Imported by torch when a gradient is given to backward() for the first time: seconds, and thousands of objects.
+LATE_IMPORTS = ("torch.fx.experimental.symbolic_shapes",)
 TORCHS = ("torch.utils.checkpoint", "torch.distributed.algorithms")
 
 
