@@ -219,3 +219,13 @@ def test_wrong_on_3_ranks_is_said_only_where_the_same_kind_of_data_was_right_on_
 def test_exercise_3_3_and_3_5_try_every_kind_of_data_on_every_number_of_ranks():
     for exercise in map(by_id, ("3.3", "3.5")):
         assert len({tuple(case.kind for case in exercise.cases(size, 1)) for size in exercise.sizes}) == 1
+
+
+def test_what_torch_imports_late_is_imported_when_the_arguments_arrive_and_not_in_the_kernel():
+    import pickle
+
+    from picolib.course.trial import _Imported
+
+    there, missing = pickle.loads(pickle.dumps([_Imported("colorsys"), _Imported("no_such_module")]))
+    assert there.__name__ == "colorsys" and missing is None
+    assert by_id("1.4").imports and all("." in name for name in by_id("1.4").imports)
