@@ -28,6 +28,7 @@ def explained(attempt: Any) -> str:
         _beyond,
         _not_run,
         _no_gradient,
+        _on_a_leaf,
         _swapped,
         _no_tensor,
         _a_tuple,
@@ -119,6 +120,16 @@ def _no_gradient(attempt: Any, text: str) -> str | None:
     backward = "gradients" in attempt.exercise.tags and ".backward(" not in attempt.code
     why = "you have not called loss.backward()" if backward else "no backward pass has given it a gradient"
     return f"p.grad is None: {why}. Gradients are there after loss.backward()."
+
+
+def _on_a_leaf(attempt: Any, text: str) -> str | None:
+    """A parameter is changed in place, and autograd records it."""
+    if "leaf Variable that requires grad" not in text:
+        return None
+    return (
+        "A parameter that requires a gradient may not be changed in place while autograd records: write into it in "
+        "`with torch.no_grad():`."
+    )
 
 
 def _swapped(attempt: Any, text: str) -> str | None:

@@ -75,32 +75,50 @@ def count_cases(world_size: int, seed: int) -> list[Case]:
     return [Case("count", ((c,),), (parameter_count(c),)) for c in (simple, grouped, tied, published)]
 
 
-def slips(config: LlamaConfig) -> dict[str, int]:
-    """What each usual mistake adds to the right number."""
-    h, layers = config.hidden_size, config.num_hidden_layers
+HEAD_DIM = "The heads are head_dim wide: config.head_dim is given, and is not h/num_attention_heads here."
+SQUARES = "Attention is counted as 4·h² a layer: heads are head_dim wide, and keys have fewer of them."
+
+
+def slips(config: LlamaConfig, layers: int) -> list[tuple[str, float]]:
+    """What each usual mistake adds to the right number; none that adds 0."""
+    h, embedding = config.hidden_size, config.vocab_size * config.hidden_size
     queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
-    embedding = config.vocab_size * h
     output = (
-        {"The output layer is tied: it is the embedding's own tensor, and counts once.": embedding}
+        ("The output layer is tied: it is the embedding's own tensor, and counts once.", embedding)
         if config.tie_word_embeddings
-        else {"The output layer is missing: another V·h, as it is not tied.": -embedding}
+        else ("The output layer is missing: another V·h, as it is not tied.", -embedding)
     )
-    return output | {
-        "Keys and values have num_key_value_heads heads, fewer than the queries.": layers * 2 * h * (queries - keys),
-        "The heads are head_dim wide: queries have num_attention_heads·head_dim features here, not h.": layers
-        * 2
-        * h
-        * (h + h * config.num_key_value_heads // config.num_attention_heads - queries - keys),
-        "Attention is counted as 4·h² a layer: heads are head_dim wide, and keys have fewer of them.": layers
-        * (4 * h * h - h * (2 * queries + 2 * keys)),
-        "SwiGLU has three matrices: gate, up and down.": -layers * h * config.intermediate_size,
-        "The two norms of each layer are missing.": -layers * 2 * h,
-        "A layer has two norms, one before attention and one before SwiGLU.": -layers * h,
-        "The last norm is missing.": -h,
-        "All norms are missing: two in each layer, and a last one.": -layers * 2 * h - h,
-        "A Llama's linear layers have no biases.": layers * (2 * queries + 2 * keys + 2 * config.intermediate_size),
-        "The output projection of attention is missing.": -layers * h * queries,
-    }
+    layer = [
+        ("SwiGLU has three matrices: gate, up and down.", -h * config.intermediate_size),
+        ("The two norms of each layer are missing.", -2 * h),
+        ("A layer has two norms, one before attention and one before SwiGLU.", -h),
+        ("A Llama's linear layers have no biases.", 2 * queries + 2 * keys + 2 * config.intermediate_size),
+    ]
+    found = [
+        output,
+        *((text, layers * more) for text, more in [*_attention_slips(config), *layer]),
+        ("The last norm is missing.", -h),
+        ("All norms are missing: two in each layer, and a last one.", -layers * 2 * h - h),
+    ]
+    return [(text, more) for text, more in found if more]
+
+
+def _attention_slips(config: LlamaConfig) -> list[tuple[str, float]]:
+    """Those of attention, for one layer: what each makes of its four matrices, less what they have."""
+    h, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+    queries, keys = heads * config.head_dim, kv_heads * config.head_dim
+    right = 2 * h * (queries + keys)
+    widths = h / heads, h // heads
+    made = [
+        ("Keys and values have num_key_value_heads heads, fewer than the queries.", 4 * h * queries),
+        *((HEAD_DIM, 2 * h * width * (heads + kv_heads)) for width in widths),
+        *((SQUARES, 4 * h * width * heads) for width in widths),
+        ("q and o are not h·h: queries have num_attention_heads·head_dim features.", right + 2 * h * (h - queries)),
+        ("One of q and o is counted as h·h: both have h·(num_attention_heads·head_dim).", right + h * (h - queries)),
+        ("The output projection of attention is missing.", right - h * queries),
+        ("Keys and values have a projection each.", right - h * keys),
+    ]
+    return [(text, weights - right) for text, weights in made]
 
 
 def judge_count(attempt: Any) -> str | None:
@@ -122,15 +140,22 @@ def _why_count(config: LlamaConfig, said: float, right: int) -> str:
     for unit, name in ((1e9, "billions"), (1e6, "millions")):
         if abs(said * unit - right) < 1:
             return f"Those are {name}; asked is the number itself."
-    known = slips(config)
-    for many in (1, 2):
-        for names in itertools.combinations(known, many):
-            if said - right == sum(known[name] for name in names):
-                return " ".join(names)
-    outside = parameter_count(config) - config.num_hidden_layers * _one_layer(config)
-    if said - outside == _one_layer(config):
-        return "Only one layer is counted."
+    if text := _slipped(said - right, config, config.num_hidden_layers):
+        return text
+    of_one = right - (config.num_hidden_layers - 1) * _one_layer(config)
+    if text := said == of_one or _slipped(said - of_one, config, 1):
+        return f"Only one layer is counted. {'' if text is True else text}".rstrip()
     return f"The difference is {said - right:+,}. Which tensor has that many numbers, or is counted once a layer?"
+
+
+def _slipped(off: float, config: LlamaConfig, layers: int) -> str:
+    """The one slip, or the two, that make this difference."""
+    known = slips(config, layers)
+    for many in (1, 2):
+        for found in itertools.combinations(known, many):
+            if abs(off - sum(more for _, more in found)) < 0.5:
+                return " ".join(dict.fromkeys(text for text, _ in found))
+    return ""
 
 
 def _one_layer(config: LlamaConfig) -> int:

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from picolib.course.exercise import Exercise
 from picolib.course.exercises.borrowed import borrowed
-from picolib.course.exercises.lesson01b_accumulate import accumulation_cases, judge_accumulation, step_with
+from picolib.course.exercises.lesson01b_accumulate import (
+    RUNNING_TOTAL,
+    SECOND_TIME,
+    accumulation_cases,
+    judge_accumulation,
+    step_with,
+)
 from picolib.course.exercises.lesson01b_masters import judge_masters, master_cases, train_with
-from picolib.course.exercises.lesson01b_recompute import forward_and_backward, judge_recomputation, recompute_cases
+from picolib.course.exercises.lesson01b_recompute import (
+    LATE_IMPORTS,
+    forward_and_backward,
+    judge_recomputation,
+    recompute_cases,
+)
 
 LESSON = "01B_before_you_split"
 NOT_RECORDED = "does not require grad and does not have a grad_fn"
@@ -32,6 +43,7 @@ EXERCISES = (
         cases=recompute_cases,
         call=forward_and_backward,
         judge=judge_recomputation,
+        imports=LATE_IMPORTS,
         rules=(borrowed,),
         raised=((NOT_RECORDED, RECORD), ("incorrect number of gradients", ONE_EACH)),
         sizes=(1,),
@@ -78,6 +90,7 @@ EXERCISES = (
         cases=accumulation_cases,
         call=step_with,
         judge=judge_accumulation,
+        raised=((SECOND_TIME, RUNNING_TOTAL),),
         sizes=(1,),
         verified="gradients of the whole batch, with the activations of one micro-batch",
         hints=(

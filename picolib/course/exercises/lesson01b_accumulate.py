@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,11 @@ from picolib.plan.memory import measure
 
 ROWS, WIDTH, CLASSES = 256, 8, 5  # many rows, beside which the weights weigh nothing
 MORE = 1.4  # times what lives with one micro-batch: sums of gradients and Python's own objects come to 1.1
+SECOND_TIME = "backward through the graph a second time"  # in torch's error
+RUNNING_TOTAL = (
+    "Call backward() on this micro-batch's loss, not on the running total: that one holds the earlier losses too, and "
+    "would count them again. (retain_graph=True hides the error, and counts them again.) Add up numbers: loss.item()."
+)
 TORCHS = ("torch.utils.checkpoint", "torch.distributed.algorithms")
 
 
@@ -141,9 +147,32 @@ def _gradients(got: dict, right: dict, seed: int, batches: list[tuple]) -> str |
                     f"the gradients are those of one micro-batch alone, the {place} of {m}. backward() adds to .grad: "
                     "let it, and clear .grad before the first only."
                 )
+    if text := _uneven(mine, seed, batches):
+        return text
     name = next(iter(right))
     shown = apart(float(mine[name].flatten()[0]), float(right[name].flatten()[0]))
     return f"the gradient of `{name}` begins with {shown[0]}, where the whole batch gives {shown[1]}."
+
+
+def _uneven(mine: dict, seed: int, batches: list[tuple]) -> str | None:
+    """The micro-batches are all in it, but not all by the same factor."""
+    each = torch.stack([_flat(reference(seed, [batch])[1]) for batch in batches], dim=1) / len(batches)
+    shares = torch.linalg.lstsq(each, _flat(mine)[:, None]).solution[:, 0]
+    if not torch.allclose(each @ shares, _flat(mine), rtol=1e-9, atol=1e-12):
+        return None
+    counted = ", ".join(times(abs(float(share))) for share in shares)
+    told = f"the micro-batches count {counted}, where each should count 1x. "
+    return told + (RUNNING_TOTAL if is_running_total(shares.tolist()) else "Divide every loss by m, not some of them.")
+
+
+def _flat(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([gradient.flatten() for gradient in gradients.values()])
+
+
+def is_running_total(shares: Sequence[float]) -> bool:
+    """Whether the first of m counts m times as much as the last, the second m - 1 times, and so on."""
+    last = [share / (len(shares) - k) for k, share in enumerate(shares)]
+    return len(shares) > 1 and last[-1] > 0 and all(abs(share - last[-1]) < 1e-6 * last[-1] for share in last)
 
 
 def _held(got: dict, m: int) -> str | None:

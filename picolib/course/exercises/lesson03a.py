@@ -8,6 +8,9 @@ from __future__ import annotations
 from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises.lesson03a_alibi import alibi_cases, judge_alibi, verdicts_of
 from picolib.course.exercises.lesson03a_epoch import (
+    NO_SUCH_BATCH,
+    NOT_A_BATCH,
+    OWN_BATCH,
     RANK_ENDS,
     epoch_cases,
     ignores_sums,
@@ -25,6 +28,11 @@ NO_GRADIENT, NO_HOOK = r"(?s)NoneType.*\.grad\b", "cannot register a hook on a t
 ITS_OWN = (
     "p.grad is None. While a hook runs, other parameters may not have their gradients yet: a hook for each parameter, "
     "which averages the one that it was made for. (In a lambda, a loop's variable has its last value.)"
+)
+IN_WRAP = r"(?s)NoneType.*\bin wrap\n.*\.grad\b"
+NO_BACKWARD_YET = (
+    "p.grad is None: wrap runs once, before the first backward pass, so no gradient is there to average. Register a "
+    "hook for each parameter; it is called in each backward pass, when that gradient is there."
 )
 RETURNS = "What a hook returns takes the place of something: here it changes p.grad, and returns nothing."
 FROZEN = (
@@ -53,7 +61,7 @@ EXERCISES = (
         allows=COLLECTIVES | {"barrier"},
         rules=(only("broadcast", "all_reduce"), rebuilt),
         tags=("gradients",),
-        raised=((NO_GRADIENT, ITS_OWN), (NO_HOOK, FROZEN), ("but hook returned", RETURNS)),
+        raised=((IN_WRAP, NO_BACKWARD_YET), (NO_GRADIENT, ITS_OWN), (NO_HOOK, FROZEN), ("but hook returned", RETURNS)),
         verified="replicas equal to the group's first rank, gradients its mean in each backward pass, "
         "one all-reduce a parameter",
         hints=(
@@ -106,7 +114,7 @@ EXERCISES = (
         tags=("gradients",),
         blocked="A rank whose assertion fails leaves your test, and the others may still wait for it: "
         "communicate first, assert at the end.",
-        verified="two right versions accepted, four wrong ones rejected",
+        verified="two right versions accepted, five wrong ones rejected",
         hints=(
             "Which gradients do you know without running the thing under test? Choose a loss that makes it easy.",
             "If rank r's loss is the sum of w·10^r over all parameters w, its gradient is 10^r everywhere.",
@@ -130,7 +138,12 @@ EXERCISES = (
         allows=COLLECTIVES | {"barrier"},
         rules=(only("all_reduce"), rebuilt, only_here),
         blocked=RANK_ENDS,
-        raised=((NO_GRADIENT, NO_BATCH),),
+        raised=(
+            (NO_GRADIENT, NO_BATCH),
+            ("list index out of range", NO_SUCH_BATCH),
+            (NOT_A_BATCH, OWN_BATCH),
+            (r"shape differs under all_reduce", RANK_ENDS),
+        ),
         tags=("gradients",),
         verified="parameters equal those of one process with every token, on every rank",
         hints=(

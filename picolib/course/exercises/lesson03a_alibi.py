@@ -17,6 +17,7 @@ from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
 from picolib.course.words import ranks_text
 
+LOSS_SCALE, UNSCALED = 1024, 1000  # of the version whose gradients are 2.4% too big
 SCALE = 15.7  # of a loss: no power of two, so that even sums of whole numbers are rounded
 MOST_CALLS = 3  # of average() in one test whose gradients are compared
 
@@ -68,6 +69,13 @@ def largest(model: Any, loss: Any) -> None:
         dist.all_reduce(parameter.grad, dist.ReduceOp.MAX)
 
 
+def off_by_percent(model: Any, loss: Any) -> None:
+    """Wrong: as much too big as a K of 1,024 is larger than one of 1,000."""
+    per_parameter(model, loss * LOSS_SCALE)
+    for parameter in model.parameters():
+        parameter.grad /= UNSCALED
+
+
 RIGHT: dict[str, Callable] = {
     "sums with one all-reduce a parameter, then divides": per_parameter,
     "scales the loss down, sums all gradients in one all-reduce, then scales them up": flat,
@@ -77,6 +85,7 @@ MUTANTS: dict[str, Callable] = {
     "averages the loss, and no gradient": loss_only,
     "skips the last parameter": last_skipped,
     "takes the largest of the ranks' gradients, not their mean": largest,
+    "scales the loss by 1,024 and the gradients back by 1,000, so that they are 2.4% too big": off_by_percent,
 }
 
 
@@ -219,4 +228,6 @@ WHY = {
     loss_only: "Does each rank have data of its own in your test? Then their gradients differ until averaged.",
     last_skipped: "Look at every parameter, and have more than one.",
     largest: "The ranks agree with each other, and are wrong together: compare with the mean itself.",
+    off_by_percent: "How far off may a gradient be in your test? Rounding makes up a millionth or so of float32's "
+    "largest numbers, not a hundredth: allow 1e-4 of the value, as rtol, and no atol that is large beside it.",
 }

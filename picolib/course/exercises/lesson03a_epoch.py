@@ -85,6 +85,17 @@ def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
     return {"parameters": parameters, "batches": len([s for s in seen if s]), "tokens": sum(seen)}
 
 
+NO_SUCH_BATCH = (
+    "This rank has no such batch: the ranks have different numbers of them, and perhaps none, so that there is no "
+    "batches[0] to begin with. In a step without a batch its count is 0 and its gradients are zeros; it runs no model."
+)
+OWN_BATCH = (
+    "What a row looks like is between model and batch: don't build a batch of your own. In a step without one the "
+    "count is 0 and the gradients are torch.zeros_like(p); no model is run."
+)
+# What a model raises for a tensor that is none of its batches
+NOT_A_BATCH = r"too many indices for tensor|size mismatch|mat1 and mat2|must match the size|shapes cannot be multiplied"
+
 # The verdict ---------------------------------------------------------------------------------------------------
 
 RANK_ENDS = "Whoever has no batch left still has to take part in every step of the others: it has 0 tokens to add."

@@ -17,6 +17,12 @@ UNEVEN = 4096 + 15  # tokens of all ranks: no whole number that float16 (exact t
 FLOAT32 = {"rtol": 1e-5, "atol": 1e-6}  # a count of shape [1] in float32 makes the whole loss float32
 
 
+MEAN_AGAIN = (
+    "a mean was divided once more: token_losses.mean() is divided by a rank's own tokens already. Begin with "
+    "token_losses.sum()."
+)
+
+
 def loss_cases(world_size: int, seed: int) -> list[Case]:
     """Tokens of each rank, a row of numbers each: 3 and 9 first; then any number, on one rank none, at last many."""
     random = generator(seed, world_size)
@@ -147,6 +153,8 @@ def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> lis
                 "than one of a rank with many. Divide by the number of tokens of all ranks."),
         (means * n, f"the sum is divided by the local count, so that each rank's mean counts {times(n)}: "
                     "every rank must divide by the same number, the tokens of all ranks."),
+        (means * n / total, MEAN_AGAIN),
+        (means / total, MEAN_AGAIN),
         (right * total / n, "the sum is not divided by the number of tokens."),
         (right * total, "the sum is not divided by the number of tokens."),
         (right * total / max(counts), "the count is the largest of the ranks', not their sum."),

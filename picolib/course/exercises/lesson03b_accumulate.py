@@ -16,6 +16,7 @@ from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson01b_accumulate import RUNNING_TOTAL, SECOND_TIME, is_running_total
 from picolib.course.words import number_of, times
 from picolib.launch.wording import listed
 
@@ -188,10 +189,8 @@ def _uneven(rank: int, shares: Sequence[float]) -> str | None:
             "micro-batch taken several times?"
         )
     each = ", ".join(times(share) for share in shares)
-    return (
-        f"rank {rank}: the micro-batches count {each}, where each should count 1x. Divide every loss by m, "
-        "not some of them."
-    )
+    why = RUNNING_TOTAL if is_running_total(shares) else "Divide every loss by m, not some of them."
+    return f"rank {rank}: the micro-batches count {each}, where each should count 1x. {why}"
 
 
 def _named(numbers: Sequence[int]) -> str:
@@ -244,6 +243,7 @@ EXERCISE = Exercise(
     cases=accumulation_cases,
     call=accumulated,
     judge=judge_accumulation,
+    raised=((SECOND_TIME, RUNNING_TOTAL),),
     sizes=(4, 3, 1, 2),
     allows=COLLECTIVES | {"barrier", "parallel.ddp"},
     tags=("gradients",),

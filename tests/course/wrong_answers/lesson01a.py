@@ -55,6 +55,37 @@ def four_squares(config):
     return embeddings + layers * (4 * h * h + 3 * h * mlp + 2 * h) + h
 
 
+def with_attention(config, attention):
+    vocab, h, mlp, layers, _, _ = sizes(config)
+    embeddings = vocab * h * (1 if config.tie_word_embeddings else 2)
+    return embeddings + layers * (attention + 3 * h * mlp + 2 * h) + h
+
+
+@wrong("1.1", "heads of h // heads", "config.head_dim is given, and is not h/num_attention_heads here")
+def heads_of_whole_numbers(config):
+    h, width = config.hidden_size, config.hidden_size // config.num_attention_heads
+    return with_attention(config, 2 * h * width * (config.num_attention_heads + config.num_key_value_heads))
+
+
+@wrong("1.1", "heads of h / heads", "config.head_dim is given, and is not h/num_attention_heads here")
+def heads_of_fractions(config):
+    h, width = config.hidden_size, config.hidden_size / config.num_attention_heads
+    return with_attention(config, 2 * h * width * (config.num_attention_heads + config.num_key_value_heads))
+
+
+@wrong("1.1", "an output projection of h by h", "One of q and o is counted as h·h")
+def a_square_output_projection(config):
+    _, h, _, _, queries, keys = sizes(config)
+    return with_attention(config, h * queries + 2 * h * keys + h * h)
+
+
+@wrong("1.1", "one layer, and one of its norms", "Only one layer is counted. A layer has two norms")
+def one_layer_and_a_norm(config):
+    _, h, _, layers, _, _ = sizes(config)
+    each = (sum_of_products(config) - one_layer(config)) // (layers - 1)
+    return sum_of_products(config) - (layers - 1) * each - h
+
+
 @wrong("1.1", "two matrices in SwiGLU", "SwiGLU has three matrices")
 def two_matrices(config):
     vocab, h, mlp, layers, queries, keys = sizes(config)

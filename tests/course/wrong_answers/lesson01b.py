@@ -201,6 +201,13 @@ def made_anew(parameters, masters, lr):
             p.copy_(master)
 
 
+@wrong("1.5", "with a graph", "leaf Variable", "write into it in `with torch.no_grad():`")
+def with_a_graph(parameters, masters, lr):
+    for p, master in zip(parameters, masters, strict=True):
+        master -= lr * p.grad.float()
+        p.copy_(master)
+
+
 @wrong("1.5", "never copies back", "the masters have moved, and no parameter has")
 def never_copies_masters_back(parameters, masters, lr):
     for p, master in zip(parameters, masters, strict=True):
@@ -350,6 +357,30 @@ def not_divided(model, micro_batches):
         loss.backward()
         total += loss.item()
     return total / len(micro_batches)
+
+
+@wrong("1.6", "backward on the running total", "graph a second time", "not on the running total", "loss.item()")
+def running_total(model, micro_batches, **options):
+    total = 0
+    for inputs, targets in micro_batches:
+        total = total + F.cross_entropy(model(inputs), targets) / len(micro_batches)
+        total.backward(**options)
+    return total.item()
+
+
+@wrong("1.6", "the same with retain_graph=True", "count 4x, 3x, 2x, 1x", "not on the running total")
+def retained_total(model, micro_batches):
+    return running_total(model, micro_batches, retain_graph=True)
+
+
+@wrong("1.6", "all but the first divided", "count 4x, 1x, 1x, 1x", "Divide every loss by m, not some of them")
+def all_but_the_first_divided(model, micro_batches):
+    total = 0.0
+    for number, (inputs, targets) in enumerate(micro_batches):
+        loss = F.cross_entropy(model(inputs), targets) / (len(micro_batches) if number else 1)
+        loss.backward()
+        total += loss.item()
+    return total
 
 
 @wrong("1.6", "divided twice", "every gradient is exactly 4x too small")

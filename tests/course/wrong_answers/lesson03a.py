@@ -142,6 +142,14 @@ def late_binding(module, group):
             p.register_post_accumulate_grad_hook(lambda _: averages(p, group))
 
 
+@wrong("3.1", "averages in wrap itself", "wrap runs once, before the first backward pass", "Register a hook")
+def wrap(module, group):
+    copy_all(module, group)
+    for p in module.parameters():
+        dist.all_reduce(p.grad, group=group)
+        p.grad /= dist.get_world_size(group)
+
+
 @wrong("3.1", "averages the first time only", "In the second one, rank 0: every gradient is still its own")
 def first_time_only(module, group):
     copy_all(module, group)
@@ -323,6 +331,13 @@ def nan_when_empty(token_losses):
     return sum_times_n(token_losses) + 0 * token_losses.mean()
 
 
+@wrong("3.2", "a mean, divided by all tokens", "a mean was divided once more", "Begin with token_losses.sum()")
+def mean_divided_again(token_losses):
+    count = torch.tensor(float(len(token_losses)))
+    dist.all_reduce(count)
+    return token_losses.mean() / count * dist.get_world_size()
+
+
 @wrong("3.2", "no division", "not divided by the number of tokens")
 def no_division(token_losses):
     return token_losses.sum()
@@ -464,7 +479,7 @@ def adam_falls(average):
     assert losses[-1] < losses[0]
 
 
-@wrong("3.6", "the same data on all ranks", "averages the loss, and no gradient", "3 of the 4", "data of its own")
+@wrong("3.6", "the same data on all ranks", "averages the loss, and no gradient", "3 of the 5", "data of its own")
 def same_data(average):
     model = nn.Linear(2, 1)
     average(model, model(torch.ones(1, 2)).sum())
@@ -472,7 +487,7 @@ def same_data(average):
         assert torch.allclose(p.grad, torch.ones_like(p))
 
 
-@wrong("3.6", "ranks compared with each other only", "N times too big", "2 of the 4 wrong versions pass")
+@wrong("3.6", "ranks compared with each other only", "N times too big", "3 of the 5 wrong versions pass")
 def ranks_agree(average):
     model = nn.Linear(2, 1)
     average(model, sum((p * 10.0 ** dist.get_rank()).sum() for p in model.parameters()))
@@ -539,6 +554,24 @@ def four_ranks(average):
     model = nn.Linear(2, 1)
     average(model, sum((p * 10.0 ** dist.get_rank()).sum() for p in model.parameters()))
     assert all(torch.allclose(p.grad, torch.tensor(1111 / 4)) for p in model.parameters()), "not 277.75"
+
+
+@wrong("3.6", "allows a third", "2.4% too big", "allow 1e-4 of the value")
+def allows_a_third(average):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(2, 1)
+    average(model, sum((p * 10.0**rank).sum() for p in model.parameters()))
+    mean = sum(10.0**r for r in range(n)) / n
+    assert all(torch.allclose(p.grad, torch.full_like(p, mean), rtol=0.3) for p in model.parameters())
+
+
+@wrong("3.6", "gradients far smaller than what is allowed", "2.4% too big", "no atol that is large beside it")
+def allows_a_hundredth(average):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    model = nn.Linear(2, 1)
+    average(model, sum((p * 10.0 ** (rank - n)).sum() for p in model.parameters()))
+    mean = sum(10.0 ** (r - n) for r in range(n)) / n
+    assert all(torch.allclose(p.grad, torch.full_like(p, mean), atol=0.01) for p in model.parameters())
 
 
 @wrong("3.6", "returns instead of asserting", "returned False for a version", "Raise AssertionError")
@@ -665,10 +698,30 @@ def idle_steps(model, batches, lr):
         take_step(model, model(batches[i]) if i < len(batches) else None, lr)
 
 
-@wrong("3.7", "an empty batch of another shape", "too many indices for tensor of dimension 1", "torch.zeros(0)")
+@wrong("3.7", "an empty batch of another shape", "too many indices for tensor of dimension 1", "don't build a batch")
 def empty_of_another_shape(model, batches, lr):
     for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
         take_step(model, model(batches[i] if i < len(batches) else torch.zeros(0)), lr)
+
+
+@wrong("3.7", "a part of the first batch", "list index out of range", "perhaps none", "no batches[0]")
+def part_of_the_first(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
+        take_step(model, model(batches[i] if i < len(batches) else batches[0][:0]), lr)
+
+
+@wrong("3.7", "no count without a batch", "The shape differs under all_reduce", "it has 0 tokens to add")
+def no_count(model, batches, lr):
+    for i in range(steps_of_all(batches, dist.ReduceOp.MAX)):
+        if i < len(batches):
+            losses, count = model(batches[i]), torch.tensor(float(len(batches[i])))
+            dist.all_reduce(count)
+            (losses.sum() / count).backward()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if i >= len(batches) else p.grad
+            dist.all_reduce(p.grad)
+            p.data -= lr * p.grad
+            p.grad = None
 
 
 @wrong("3.7", "drops the last batch everywhere", "2 batches, 6 tokens are lost")

@@ -778,6 +778,21 @@ def divides_the_last(ddp, micro_batches, loss_of):
     (loss_of(ddp, last) / len(micro_batches)).backward()
 
 
+@wrong("3.5", "backward on the running total", "graph a second time", "not on the running total")
+def running_total(ddp, micro_batches, loss_of, **options):
+    m, total = len(micro_batches), 0
+    with ddp.no_sync():
+        for micro_batch in micro_batches[:-1]:
+            total = total + loss_of(ddp, micro_batch) / m
+            total.backward(**options)
+    (total + loss_of(ddp, micro_batches[-1]) / m).backward()
+
+
+@wrong("3.5", "the same with retain_graph=True", "count 3x, 2x, 1x", "not on the running total")
+def retained_total(ddp, micro_batches, loss_of):
+    running_total(ddp, micro_batches, loss_of, retain_graph=True)
+
+
 @wrong("3.5", "divides by the ranks, too", "exactly 4x too small. 4 is the number of ranks", "takes the mean already")
 def divides_by_the_ranks(ddp, micro_batches, loss_of):
     all_but_the_last(ddp, micro_batches, lambda *given: loss_of(*given) / dist.get_world_size())
