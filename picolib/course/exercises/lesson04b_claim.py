@@ -181,4 +181,5 @@ EXERCISE = Exercise(
         "Whole at once: two layers of parameters, and one layer's gradient: (2 * each[0] + each[1]) * largest.",
         "Smallest: state of all ranks together / (card - whole), rounded up with math.ceil; None if card <= whole.",
     ),
+    stretch=True,
 )
