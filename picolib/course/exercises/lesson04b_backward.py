@@ -18,9 +18,11 @@ from picolib.course.exercises.lesson04b_gather import WRONG_ROOM
 from picolib.course.exercises.lesson04b_watch import GATHERS, SCATTERS, Alive, no_ready_made_fsdp, only
 from picolib.course.words import apart, number_of, ranks_text, times
 
-WIDTH, LAYERS = 12, 3  # a weight is [WIDTH, WIDTH]
-WHOLE = WIDTH * WIDTH * 8  # bytes
-KEPT = 0.9  # of a whole weight may be alive after the forward pass: activations
+WIDTHS = (192, 288, 128, 240)  # of x, and of what each layer puts out: a weight is [out, in]
+LAYERS = len(WIDTHS) - 1
+WHOLE = [out * in_ * 8 for in_, out in zip(WIDTHS, WIDTHS[1:], strict=False)]  # bytes; 4 and 3 ranks divide the numbers
+KEPT = 0.9 * min(WHOLE)  # bytes that may be alive after the forward pass: activations, objects (50 KB are usual)
+BATCHES = (2, 3, 4, 5)  # rows of x
 SHARES = dict.fromkeys(GATHERS | SCATTERS | {"broadcast"}, 1) | {"all_reduce": 2}  # times (N-1)/N of what travels
 RAISED = (
     (
@@ -32,15 +34,22 @@ RAISED = (
         "reduce_scatter_tensor cuts its input along the first dimension, one piece a rank: flatten() the gradient.",
     ),
     (r"dtype\(\) ==", "Make room in the dtype of the shard, and as long as it: torch.empty_like(shard)."),
+    (
+        r"shapes cannot be multiplied|shape '\[.*\]' is invalid for input of size",
+        "The flat weight is cut into rows as long as a row of x: whole.view(-1, x.shape[1]), which is [out, in].",
+    ),
     *WRONG_ROOM,
 )
-TWICE = "Two whole tensors at a time are enough: the weight and its gradient."
+ENOUGH = "Four whole tensors at a time are enough: the weight, its gradient, and copies of these on their way."
 
 
 def backward_cases(world_size: int, seed: int) -> list[Case]:
     """A step in which rank r counts 10^r times as much as rank 0, then two to seven steps of random numbers."""
     random = generator(seed, world_size)
-    weights = [torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=random) / WIDTH for _ in range(LAYERS)]
+    weights = [
+        torch.randn(out, in_, dtype=torch.float64, generator=random) / in_
+        for in_, out in zip(WIDTHS, WIDTHS[1:], strict=False)
+    ]
     parts = [[w.flatten().chunk(world_size)[rank] for w in weights] for rank in range(world_size)]
     made = []
     for kind, steps in (("powers", 1), ("steps", 2 + seed % 6)):
@@ -50,35 +59,43 @@ def backward_cases(world_size: int, seed: int) -> list[Case]:
 
 
 def _batch(kind: str, rank: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """The input of the stack, and the gradient of its output. [1, WIDTH] each."""
-    x, grad = (torch.randn(1, WIDTH, dtype=torch.float64, generator=random) for _ in range(2))
+    """The input of the stack, and the gradient of its output: [batch, width] each, of some rows."""
+    rows = BATCHES[-1] if kind == "powers" else BATCHES[int(torch.randint(len(BATCHES), (), generator=random))]
+    x, grad = (torch.randn(rows, width, dtype=torch.float64, generator=random) for width in (WIDTHS[0], WIDTHS[-1]))
     return (x, grad) if kind != "powers" else (x.abs() * 10.0**rank, torch.ones_like(grad))
 
 
 def most_alive(ranks: int) -> float:
-    """Whole weights that may be alive at any time: one, and its gradient; the shards' gradients; activations."""
-    return 2 + (LAYERS + 1) / ranks + KEPT
+    """Bytes that may be alive at any time: four whole tensors; the shards' gradients; activations."""
+    return 4 * max(WHOLE) + most_left(ranks)
+
+
+def most_left(ranks: int) -> float:
+    """Bytes that may be alive when the step is over."""
+    return sum(WHOLE) / ranks + KEPT
 
 
 def run_steps(fn: Callable, arguments: tuple) -> dict[str, Any]:
     """In a rank: forward and backward of the stack, for each step; what was left, and what was alive."""
     parts, batches = arguments
-    steps = []
+    steps, n = [], dist.get_world_size()
     with no_ready_made_fsdp():
         for x, grad in batches:
             shards = [part.clone().requires_grad_() for part in parts]
-            alive, x = Alive(most_alive(dist.get_world_size()) * WHOLE), x.clone().requires_grad_()
+            alive, x = Alive(most_alive(n)), x.clone().requires_grad_()
             with alive:
                 y = x
                 for shard in shards:
                     y = fn(shard, y)
                     if not isinstance(y, torch.Tensor):
                         return {"kind": type(y).__name__}
-                held = alive.now(KEPT * WHOLE)
+                held = alive.now(KEPT), alive.objects(KEPT)
                 if y.requires_grad and y.shape == grad.shape:
                     (y * grad).sum().backward()
+                left = alive.now(most_left(n))
             steps.append({"y": y.detach(), "x": x.grad, "shards": [s.grad for s in shards], "graph": y.requires_grad,
-                          "held": held, "most": alive.most, "unchanged": _unchanged(shards, parts)})  # fmt: skip
+                          "held": held[0], "objects": held[1], "most": alive.most, "left": left,
+                          "given": alive.given, "unchanged": _unchanged(shards, parts)})  # fmt: skip
     return {"kind": "", "steps": steps}
 
 
@@ -87,12 +104,20 @@ def _unchanged(shards: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) ->
 
 
 def right_step(attempt: Any, rank: int, step: int) -> dict[str, Any]:
-    """Output, gradient of the input, and each rank's own gradients of the whole weights, in one process."""
+    """Output, gradient of the input, and each rank's own gradients of the whole weights, in one process.
+
+    Also the gradients of the weights that the first row of x has alone.
+    """
     own = [inputs[0] for inputs in attempt.case.inputs]
     x, grad = attempt.case.inputs[rank][1][step]
-    weights = [torch.cat([parts[i] for parts in own]).view(WIDTH, WIDTH).requires_grad_() for i in range(LAYERS)]
-    x = x.clone().requires_grad_()
-    y = x
+    weights = [torch.cat([parts[i] for parts in own]).view(-1, width) for i, width in enumerate(WIDTHS[:-1])]
+    first = _one_process(weights, x[:1], grad[:1])["weights"]
+    return {**_one_process(weights, x, grad), "first": first}
+
+
+def _one_process(weights: Sequence[torch.Tensor], x: torch.Tensor, grad: torch.Tensor) -> dict[str, Any]:
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    y = x = x.clone().requires_grad_()
     for weight in weights:
         y = y @ weight.T
     (y * grad).sum().backward()
@@ -110,7 +135,7 @@ def judge_backward(attempt: Any) -> str | None:
             text = look(attempt, step, right)
             if text:
                 return ("The first step is right; in a later one, " if step else "") + text
-    return _memory_fault(attempt) or _bytes_fault(attempt)
+    return _memory_fault(attempt) or _bytes_fault(attempt) or _given_fault(attempt)
 
 
 def _passes_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
@@ -119,7 +144,7 @@ def _passes_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
         if not got["unchanged"]:
             return f"rank {rank}: a shard has changed. It is the optimizer's: gather into a tensor of your own."
         if got["y"].shape != right[rank]["y"].shape or not torch.allclose(got["y"], right[rank]["y"], rtol=1e-9):
-            return f"rank {rank}: the output is not x @ weight.T, with the whole weight of [{WIDTH}, {WIDTH}]."
+            return f"rank {rank}: the output is not x @ weight.T, with the whole weight of [out, in]."
         if not got["graph"]:
             return f"rank {rank}: y has no graph, so backward cannot start from it: return ShardedLinear.apply(...)."
         if got["x"] is None:
@@ -141,7 +166,20 @@ def _shards_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
             if got.shape != exact.shape:
                 return f"{head}the shard's gradient has {got.numel()} numbers, and the shard {exact.numel()}."
             if not torch.allclose(got, exact, rtol=1e-8, atol=1e-12):
-                return head + _why(got, exact, own, rank)
+                rows, first = len(attempt.case.inputs[rank][1][step][0]), [one["first"][layer] for one in right]
+                return head + (_rows(got, exact, sum(first).chunk(n)[rank] / n, rows) or _why(got, exact, own, rank))
+    return None
+
+
+def _rows(got: torch.Tensor, exact: torch.Tensor, first: torch.Tensor, rows: int) -> str | None:
+    """Of x's rows only the first, or their mean."""
+    if torch.allclose(got, first, rtol=1e-8, atol=1e-12):
+        return f"that is the gradient of the first row of x alone, and x has {rows}: grad.T @ x adds all up."
+    if torch.allclose(got * rows, exact, rtol=1e-8, atol=1e-12):
+        return (
+            f"the shard's gradient is exactly {times(rows)} too small, and x has {rows} rows: grad.T @ x adds them up. "
+            "The mean is over the ranks."
+        )
     return None
 
 
@@ -167,17 +205,34 @@ def _why(got: torch.Tensor, exact: torch.Tensor, own: Sequence[torch.Tensor], ra
 
 
 def _memory_fault(attempt: Any) -> str | None:
+    """What is held after the forward pass, after the step, and at the most.
+
+    Python's own objects count from the second step on: in the first, modules are imported.
+    """
+    n, average = attempt.world_size, sum(WHOLE) / LAYERS
     for rank, output in enumerate(attempt.outputs):
-        held = max(step["held"] for step in output["steps"]) / WHOLE
-        most = max(step["most"] for step in output["steps"]) / WHOLE
+        steps = output["steps"]
+        objects = max((step["objects"] for step in steps[1:]), default=0)
+        held = max(step["held"] for step in steps) + (objects if objects > KEPT else 0)
+        left, most = (max(step[name] for step in steps) for name in ("left", "most"))
         if held > KEPT:
+            wholes = number_of(min(max(1, round(held / average)), LAYERS), "whole weight")
+            odd = " (Bytes, numbers and arrays need memory as tensors do.)" if objects > KEPT else ""
             return (
-                f"The gradients are right, but after the forward pass rank {rank} still holds "
-                f"{number_of(int(held + 1 - KEPT), 'whole weight')} of {LAYERS}, for the backward pass; 0 are right. "
-                "Save the shard, and gather again in backward."
+                f"The gradients are right, but after the forward pass rank {rank} still holds {wholes} of {LAYERS}, "
+                f"for the backward pass; 0 are right. Save the shard, and gather again in backward.{odd}"
             )
-        if most > most_alive(attempt.world_size):
-            return f"The gradients are right, but rank {rank} holds {most:.1f} times a whole weight at once. {TWICE}"
+        if left > most_left(n):
+            wholes = number_of(max(1, round((left - sum(WHOLE) / n) / average)), "whole tensor")
+            return (
+                f"The gradients are right, but when the step is over rank {rank} still holds {wholes}: your function "
+                "keeps them where nobody lets go of them."
+            )
+        if most > most_alive(n):
+            return (
+                f"The gradients are right, but rank {rank} holds {most / max(WHOLE):.1f} times a whole weight at once. "
+                f"{ENOUGH}"
+            )
     return None
 
 
@@ -201,6 +256,23 @@ def _bytes_fault(attempt: Any) -> str | None:
                 f"The gradients are right, but rank {rank} called {made}: two gathers and one reduce-scatter are right."
             )
         return f"{head}: a layer needs two all-gathers and one reduce-scatter, 3(N-1)/N·Ψ on {n} ranks."
+    return None
+
+
+def _given_fault(attempt: Any) -> str | None:
+    """What torch's all-gathers were given is this rank's part, of each layer. (Of picolib's it is not known.)"""
+    order = [*range(LAYERS), *reversed(range(LAYERS))]
+    for rank, (output, (parts, _)) in enumerate(zip(attempt.outputs, attempt.case.inputs, strict=True)):
+        for step in output["steps"]:
+            if len(step["given"]) != len(order):
+                continue
+            pairs = zip(order, step["given"], strict=True)
+            other = next((i for i, given in pairs if not torch.equal(given.flatten(), parts[i])), None)
+            if other is not None:
+                return (
+                    f"The values are right, but rank {rank} gave an all-gather other numbers than its part of layer "
+                    f"{other}: the weight came by another way."
+                )
     return None
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,7 +27,8 @@ class Alive(TorchDispatchMode):
 
     Not counted: what is made while `paused()`, what picolib's collectives make for themselves, views. A thread of
     gloo's may hold a collective's tensors for a moment after it is over: above `limit`, that moment is waited for.
-    `given` are copies of what torch's own all-gathers were given.
+    `given` are copies of what torch's own all-gathers were given. Python's own objects (lists, bytes, numpy's arrays)
+    are counted apart.
     """
 
     def __init__(self, limit: float) -> None:
@@ -38,6 +41,23 @@ class Alive(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else the first operation imports the compiler, which takes seconds
+
+    def __enter__(self) -> Alive:
+        super().__enter__()
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        tracemalloc.stop()
+        super().__exit__(*error)
+
+    def objects(self, limit: float = float("inf")) -> int:
+        """Bytes of Python's own objects that were made inside, and are alive; above `limit` without what is garbage."""
+        found = tracemalloc.get_traced_memory()[0]
+        if found > limit:
+            gc.collect()
+            found = tracemalloc.get_traced_memory()[0]
+        return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if func.name().startswith(("c10d::_allgather_base_", "c10d::allgather_")):

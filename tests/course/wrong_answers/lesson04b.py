@@ -445,6 +445,137 @@ def does_not_send(shard, x):
     return x @ weight.T
 
 
+@wrong("4.4", "the mean over the rows of x", "exactly 5x too small, and x has 5 rows", "The mean is over the ranks")
+def mean_over_rows(shard, x):
+    return linear(weight_gradient=lambda grad, x: grad.T @ x / len(x))(shard, x)
+
+
+@wrong("4.4", "the first row of x alone", "the first row of x alone, and x has 5")
+def first_row(shard, x):
+    return linear(weight_gradient=lambda grad, x: torch.outer(grad[0], x[0]))(shard, x)
+
+
+@wrong("4.4", "the weight as [in, out]", "cannot be multiplied", "whole.view(-1, x.shape[1])")
+def other_way_round(shard, x):
+    return x @ gathered(shard).view(x.shape[1], -1).T
+
+
+@wrong("4.4", "sizes known by heart", "shape '[12, 12]' is invalid", "whole.view(-1, x.shape[1])")
+def sizes_by_heart(shard, x):
+    return x @ gathered(shard).view(12, 12).T
+
+
+def kept_as(pack, unpack, given=lambda shard: shard):
+    """A sharded linear layer that keeps the weight in some form; what it gathers again is not used."""
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            weight = gathered(shard).view(-1, x.shape[1])
+            ctx.weight = pack(weight)
+            ctx.save_for_backward(shard, x)
+            return x @ weight.T
+
+        @staticmethod
+        def backward(ctx, grad):
+            shard, x = ctx.saved_tensors
+            gathered(given(shard))
+            own = torch.empty_like(shard)
+            dist.reduce_scatter_tensor(own, (grad.T @ x).flatten())
+            return own / dist.get_world_size(), grad @ unpack(ctx.weight).view(-1, x.shape[1])
+
+    return Linear.apply
+
+
+@wrong(
+    "4.4",
+    "keeps the weight as numpy's array",
+    "still holds 3 whole weights of 3",
+    "Bytes, numbers and arrays need memory",
+)
+def kept_as_numpy(shard, x):
+    return kept_as(lambda w: w.numpy().copy(), torch.from_numpy)(shard, x)
+
+
+@wrong("4.4", "keeps the weight as bytes", "still holds 3 whole weights of 3", "Bytes, numbers and arrays need memory")
+def kept_as_bytes(shard, x):
+    return kept_as(lambda w: w.numpy().tobytes(), lambda b: torch.frombuffer(bytearray(b), dtype=x.dtype))(shard, x)
+
+
+@wrong("4.4", "keeps the weight as a list", "still holds", "Bytes, numbers and arrays need memory as tensors do")
+def kept_as_list(shard, x):
+    return kept_as(lambda w: w.tolist(), lambda numbers: torch.tensor(numbers, dtype=x.dtype))(shard, x)
+
+
+def filed(weight):
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(delete=False) as file:
+        torch.save(weight, file)
+    return file.name
+
+
+def read_and_removed(name):
+    import os
+
+    weight = torch.load(name)
+    os.remove(name)
+    return weight
+
+
+@wrong(
+    "4.4", "keeps the weight in a file, and gathers zeros", "gave an all-gather other numbers than its part of layer 2"
+)
+def kept_in_a_file(shard, x):
+    return kept_as(filed, read_and_removed, lambda shard: shard * 0)(shard, x)
+
+
+@wrong("4.4", "keeps whole weights after the step", "when the step is over rank 0 still holds")
+def kept_after_the_step(shard, x):
+    def unpack(shard):
+        globals().setdefault("for_ever", []).append(gathered(shard))
+        return for_ever[-1]  # noqa: F821
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return x @ gathered(shard).view(-1, x.shape[1]).T
+
+        @staticmethod
+        def backward(ctx, grad):
+            shard, x = ctx.saved_tensors
+            own = torch.empty_like(shard)
+            dist.reduce_scatter_tensor(own, (grad.T @ x).flatten())
+            return own / dist.get_world_size(), grad @ unpack(shard).view(-1, x.shape[1])
+
+    return Linear.apply(shard, x)
+
+
+@right("4.4", "the layer runs again in backward, and autograd differentiates it")
+def runs_again(shard, x):
+    n = dist.get_world_size()
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return torch.nn.functional.linear(x, gathered(shard).view(-1, x.size(1)))
+
+        @staticmethod
+        def backward(ctx, grad):
+            shard, x = ctx.saved_tensors
+            weight, x = gathered(shard).view(-1, x.size(1)).requires_grad_(), x.detach().requires_grad_()
+            with torch.enable_grad():
+                y = torch.nn.functional.linear(x, weight)
+            grad_weight, grad_x = torch.autograd.grad(y, (weight, x), grad)
+            own = torch.empty_like(shard)
+            dist.reduce_scatter_tensor(own, grad_weight.reshape(-1).div(n))
+            return own, grad_x
+
+    return Linear.apply(shard, x)
+
+
 # 4.5 fetch the next layer in time
 
 
