@@ -7,11 +7,12 @@ from torch import nn
 
 import picolib
 from picolib.course.figures import bucket_plan, scaling, training_step
+from picolib.course.figures.axes import Scale
 from picolib.course.figures.bucket_plan import MIB, Model, gradients_of, plan
 from picolib.course.figures.scaling import efficiency
-from picolib.course.figures.training_step import exposed_seconds, steps_of
+from picolib.course.figures.training_step import _room, exposed_seconds, steps_of
 from picolib.course.widgets import bucket_explorer
-from picolib.launch.trace import Recorder, Trace
+from picolib.launch.trace import Event, Recorder, Trace
 
 
 def two_steps() -> Trace:
@@ -45,6 +46,14 @@ def test_without_a_number_it_is_the_quickest_step():
 def test_the_picture_of_a_step_names_its_spans_and_its_buckets():
     svg = training_step(two_steps(), number=1).svg()
     assert all(word in svg for word in ("forward", "backward", "bucket 0", "1 s exposed", "4 s in all"))
+
+
+@pytest.mark.parametrize(
+    "red, room", [([(0.0, 4.0)], (4.0, 10.0)), ([(0.5, 9.0)], (9.0, 10.0)), ([(0.0, 10.0)], (0.0, 0.0))]
+)
+def test_the_name_of_a_span_never_stands_on_red(red, room):
+    mark = Event(0, "mark", None, None, "backward", 0.0, 10.0)
+    assert _room(Scale(0, 10, 0, 100), mark, red)[0] == room
 
 
 def test_a_picture_of_some_ranks_says_of_how_many():
