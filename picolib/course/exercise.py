@@ -11,6 +11,7 @@ COLLECTIVES = frozenset(
         "all_reduce",
         "all_reduce_coalesced",
         "broadcast",
+        "broadcast_object_list",
         "reduce",
         "gather",
         "scatter",
@@ -85,6 +86,7 @@ class Exercise:
         rules: (attempt) -> text, for faults that this exercise knows best; tried before the general ones.
         blocked: what to say after the explanation of a deadlock; circle: the same, where ranks wait for each other.
         beyond: what to say after the explanation of a rank that there is not.
+        unwaited: what to say after that something was started and never waited for.
         raised: (pattern, text): what to say after an error whose text the pattern is found in.
         ended: (attempt, explanation) -> text or None, for a run that an error has ended; tried before blocked, beyond.
         judge: (attempt) -> text or None; replaces the comparison with `expected`.
@@ -121,6 +123,7 @@ class Exercise:
     blocked: str = ""
     circle: str = ""
     beyond: str = ""
+    unwaited: str = ""
     ended: Callable[[Any, str], str | None] | None = None
     raised: tuple[tuple[str, str], ...] = ()
     judge: Callable[[Any], str | None] | None = None

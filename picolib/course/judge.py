@@ -98,10 +98,11 @@ def _instead(allows: frozenset[str]) -> str:
 def _unwaited(attempt: Attempt) -> str | None:
     for rank, record in enumerate(attempt.ranks):
         for entry in record.unwaited[:1]:
-            return (
+            text = (
                 f"rank {rank} started {_called(entry)} and never waited for it. "
                 f"Until wait() has returned nobody knows whether {_what_of(entry)} has gone through."
             )
+            return f"{text} {attempt.exercise.unwaited}".rstrip()
     return None
 
 

@@ -20,7 +20,8 @@ from picolib.course.words import number_of
 
 LESSON = "04B_fsdp"
 WIDTH = 4  # numbers of an activation; a rank's part of a layer has a multiple of it
-PARTS = (16, 24, 32, 20, 28)  # numbers of a part, of layers that differ
+PARTS = (8000, 12000, 16000, 10000, 14000)  # numbers of a part, of layers that differ
+OBJECTS = 20_000  # bytes of Python's own objects that every answer makes
 WRONG_ROOM = (
     (r"invalid tensor size", "There must be room for everybody's part: world size times len(shard) numbers, flat."),
     (r"invalid tensor type", "Make room in the dtype of the shard: shard.new_empty(...)."),
@@ -29,11 +30,11 @@ ENOUGH = "dist.all_gather_into_tensor is enough"
 
 
 def shards_of(world_size: int, seed: int, same: bool) -> list[list[torch.Tensor]]:
-    """[rank][layer]: digits in 4 equal layers, or random numbers in 4 to 12 layers of different sizes."""
-    random, count = generator(seed, world_size), 4 if same else 4 + seed % 9
+    """[rank][layer]: digits in 4 equal layers, or random numbers in 5 to 12 layers of different sizes."""
+    random, count = generator(seed, world_size), 4 if same else 5 + seed % 8
     sizes = [24] * count if same else [PARTS[(seed + i) % len(PARTS)] for i in range(count)]
     if not same:
-        return [[torch.randn(size, generator=random) for size in sizes] for _ in range(world_size)]
+        return [[torch.randn(size, generator=random) / size**0.5 for size in sizes] for _ in range(world_size)]
     part = lambda rank, i: torch.full((sizes[i],), 10.0**rank + i * digits.PLACE, dtype=torch.float64)  # noqa: E731
     return [[part(rank, i) for i in range(count)] for rank in range(world_size)]
 
@@ -62,10 +63,11 @@ class Layers:
     def compute(self, number: int, weight: Any, x: torch.Tensor) -> torch.Tensor:
         """x plus the sum of the weight's rows, squashed: it depends on every number, and on the order of layers."""
         with self.alive.paused():
-            bytes_alive = self.alive.now(self.alive.limit)
+            bytes_alive, objects = self.alive.now(self.alive.limit), self.alive.objects(self.alive.limit)
             observe.note(f"begin {number}")
             kept = weight.detach().clone() if isinstance(weight, torch.Tensor) else weight
-            self.calls.append({"layer": number, "weight": kept, "x": x.detach().clone(), "alive": bytes_alive})
+            self.calls.append({"layer": number, "weight": kept, "x": x.detach().clone(), "alive": bytes_alive,
+                               "objects": objects})  # fmt: skip
             fits = isinstance(weight, torch.Tensor) and weight.numel() % WIDTH == 0 and x.numel() == WIDTH
             result = torch.tanh(x + weight.detach().reshape(-1, WIDTH).sum(0)) if fits else x.clone()
             observe.note(f"end {number}")
@@ -104,7 +106,7 @@ def judge_forward(attempt: Any) -> str | None:
         order = list(range(len(wholes)))
         text = calls_fault(attempt, rank, order, wholes) or _chain_fault(rank, record.output, attempt.inputs(1)[rank])
         text = text or gathers_fault(rank, record, order, wholes) or _peak_fault(rank, record.output, wholes)
-        text = text or _ahead_fault(rank, record)
+        text = text or _ahead_fault(rank, record) or objects_fault(attempt, rank, wholes, 1)
         if text:
             return text
     return None
@@ -131,6 +133,9 @@ def _weight_fault(attempt: Any, rank: int, call: dict, right: torch.Tensor) -> s
     head = f"rank {rank}: the weight that layer {call['layer']} computed with "
     if not isinstance(got, torch.Tensor):
         return f"{head}is no tensor, but {type(got).__name__}."
+    others = [i for i, one in enumerate(wholes_of(attempt.inputs())) if i != call["layer"] and _same(got, one)]
+    if others:
+        return f"{head}is that of layer {others[0]}. Layers come in the order given, which need not be that of numbers."
     if got.numel() != right.numel():
         own = " That is this rank's part alone." if got.numel() * n == right.numel() and n > 1 else ""
         return f"{head}has {got.numel()} numbers, and the whole one has {right.numel()}.{own}"
@@ -139,6 +144,10 @@ def _weight_fault(attempt: Any, rank: int, call: dict, right: torch.Tensor) -> s
     parts = list(zip(got.flatten().chunk(n), right.chunk(n), strict=True))
     wrong = next(q for q, (mine, theirs) in enumerate(parts) if not torch.equal(mine, theirs))
     return f"{head}is wrong in part {wrong}. {_told(attempt, wrong, parts[wrong][0], call['layer'])}"
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.numel() == other.numel() and torch.equal(one.flatten(), other)
 
 
 def _told(attempt: Any, part: int, got: torch.Tensor, layer: int) -> str:
@@ -237,8 +246,9 @@ def _peak_fault(rank: int, output: dict, wholes: Sequence[torch.Tensor]) -> str 
     if last > limit:
         return head + "What the layers before have used is never freed: keep no reference to it (a list, a dict)."
     return (
-        head + "While a layer is gathered, the weight of the one before is still there: a name holds it until the "
-        "name gets something else. del it first (or let a function's end do it)."
+        head + "While a layer is gathered, the weight of the one before is still there: a name holds it, or the handle "
+        "of an asynchronous gather does, until the name gets something else. del it first, and the handle too (or let "
+        "a function's end do it)."
     )
 
 
@@ -251,6 +261,23 @@ def _ahead_fault(rank: int, record: Any) -> str | None:
     return (
         f"The values are right, but rank {rank} gathers layer {early[0]} before layer {early[0] - 1} has computed: "
         "then both are there, in whatever form. Gather a layer when its turn comes."
+    )
+
+
+def objects_fault(attempt: Any, rank: int, wholes: Sequence[torch.Tensor], enough: int) -> str | None:
+    """Weights kept in another form than tensors: what Python's own objects have grown by since the first layer.
+
+    Not judged in the first case, in which modules are imported.
+    """
+    calls, sizes = attempt.ranks[rank].output["calls"], [whole.nbytes for whole in wholes]
+    grown = calls[-1]["objects"] - calls[0]["objects"] - OBJECTS
+    if grown < 2 * max(sizes) or attempt.case.kind in ("equal", "forward"):
+        return None
+    at_once = min(len(sizes), whole_at_once(grown, sizes) + 1)
+    return (
+        f"The values are right, but rank {rank} holds {at_once} layers whole at once, {enough} "
+        f"{'is' if enough == 1 else 'are'} right. What the layers before have used is "
+        "kept as numbers, bytes or arrays: these need memory as tensors do."
     )
 
 

@@ -24,12 +24,29 @@ from picolib.course.exercises.lesson04b_gather import (
     calls_fault,
     gathers_fault,
     gathers_of,
+    objects_fault,
     shards_of,
     whole_at_once,
     whole_sizes,
     wholes_of,
 )
 from picolib.course.exercises.lesson04b_watch import GATHERS, Alive, no_ready_made_fsdp, only
+
+RAISED = (
+    (
+        r"'NoneType' object has no attribute 'wait'",
+        "Without async_op=True a collective is over when it returns, and it returns None: there is no handle.",
+    ),
+    (
+        r"IndexError: (list|tuple) index out of range",
+        "Is it i + 1? The layer after order[k] is order[k + 1], where there is one: in the backward pass that is not "
+        "the one with the next number.",
+    ),
+)
+UNWAITED = (
+    "Was it a gather that nobody needs? The next layer is the next one of `order`, which in the backward pass is not "
+    "the one with the next number; and after the last one there is none."
+)
 
 
 def prefetch_cases(world_size: int, seed: int) -> list[Case]:
@@ -73,6 +90,7 @@ def judge_prefetched(attempt: Any) -> str | None:
     for rank, record in enumerate(attempt.ranks):
         text = _direction_fault(rank, record, order, wholes) or calls_fault(attempt, rank, order, wholes)
         text = text or gathers_fault(rank, record, order, wholes) or _hidden_fault(rank, record, order, wholes)
+        text = text or objects_fault(attempt, rank, wholes, 2)
         if text:
             return text
     return None
@@ -157,10 +175,11 @@ EXERCISE = Exercise(
     sizes=(4, 3, 2),
     allows=COLLECTIVES | {"barrier", "poll", "parallel.fsdp"},
     rules=(only(GATHERS, enough=ENOUGH),),
-    raised=WRONG_ROOM,
+    raised=(*RAISED, *WRONG_ROOM),
+    unwaited=UNWAITED,
     verified="while a layer computes the next one is on its way, forward and backward, and never a third",
     hints=(
-        "Two parts: start(i) makes room and calls dist.all_gather_into_tensor(..., async_op=True); later wait().",
+        "Two parts: start(i) makes room and calls comm.all_gather_into_tensor(..., async_op=True); later wait().",
         "Before the loop start the first of `order`. In it: wait for this one, start the next, compute, free.",
         "for k, i in enumerate(order): the next is order[k + 1], if there is one. Never i + 1.",
     ),

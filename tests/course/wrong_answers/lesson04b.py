@@ -235,6 +235,42 @@ def three_layers(shards, layers, x):
     return inside_a_function(shards[:3], layers[:3], x)
 
 
+@wrong("4.3", "right for the first four layers", "computed layers 0, 1, 2, 3; 0, 1, 2, 3, 4")
+def first_four_only(shards, layers, x):
+    return inside_a_function(shards[:4], layers[:4], x)
+
+
+def kept_in_another_form(shards, layers, x, form):
+    kept = []
+    for shard, layer in zip(shards, layers, strict=True):
+        whole = gathered(shard)
+        x = layer(whole, x)
+        kept.append(form(whole))
+        del whole
+    return x
+
+
+@wrong("4.3", "keeps every weight as an array", "layers whole at once, 1 is right", "kept as numbers, bytes or arrays")
+def kept_as_arrays(shards, layers, x):
+    return kept_in_another_form(shards, layers, x, lambda whole: whole.numpy().copy())
+
+
+@wrong("4.3", "keeps every weight as a list", "layers whole at once, 1 is right", "kept as numbers, bytes or arrays")
+def kept_as_lists(shards, layers, x):
+    return kept_in_another_form(shards, layers, x, lambda whole: whole.tolist())
+
+
+@wrong("4.3", "the handle holds the weight", "2 layers whole at once", "or the handle of an asynchronous gather does")
+def held_by_the_handle(shards, layers, x):
+    for shard, layer in zip(shards, layers, strict=True):
+        whole = shard.new_empty(dist.get_world_size() * len(shard))
+        handle = dist.all_gather_into_tensor(whole, shard, async_op=True)
+        handle.wait()
+        x = layer(whole, x)
+        del whole
+    return x
+
+
 # 4.4 the backward pass of a sharded layer
 
 
@@ -729,6 +765,57 @@ def three_ahead_only(shards, order, compute):
         coming = start(shards[order[place + 1]]) if place < 2 else None
         compute(i, whole)
         del handle, whole
+
+
+@wrong("4.5", "the next number's gather, used or not", "never waited for it", "is not the one with the next number")
+def used_or_not(shards, order, compute):
+    under_way = {}
+    for i in order:
+        handle, whole = under_way.pop(i) if i in under_way else start(shards[i])
+        handle.wait()
+        if i + 1 < len(shards):
+            under_way[i + 1] = start(shards[i + 1])
+        compute(i, whole)
+        del handle, whole
+
+
+@wrong("4.5", "i + 1 in place of the next of the order", "is that of layer", "need not be that of numbers")
+def fetches_the_next_number(shards, order, compute):
+    coming = start(shards[order[0]])
+    for k, i in enumerate(order):
+        handle, whole = coming
+        handle.wait()
+        if k + 1 < len(order):
+            coming = start(shards[(i + 1) % len(order)])
+        compute(i, whole)
+        del handle, whole
+
+
+@wrong("4.5", "i + 1, beyond the last layer", "IndexError", "The layer after order[k] is order[k + 1]")
+def beyond_the_last(shards, order, compute):
+    coming = start(shards[order[0]])
+    for k, i in enumerate(order):
+        handle, whole = coming
+        handle.wait()
+        if k + 1 < len(order):
+            coming = start(shards[i + 1])
+        compute(i, whole)
+        del handle, whole
+
+
+@wrong("4.5", "no async_op", "has no attribute 'wait'", "Without async_op=True", "it returns None")
+def no_async_op(shards, order, compute):
+    for i in order:
+        whole = shards[i].new_empty(dist.get_world_size() * len(shards[i]))
+        handle = dist.all_gather_into_tensor(whole, shards[i])
+        handle.wait()
+        compute(i, whole)
+
+
+@wrong("4.5", "keeps every weight as an array", "layers whole at once, 2 are right", "kept as numbers, bytes or arrays")
+def arrays_kept(shards, order, compute):
+    kept = []
+    next_then_wait(shards, order, lambda i, whole: (compute(i, whole), kept.append(whole.numpy().copy())))
 
 
 @wrong("4.5", "each rank its own shard, nothing sent", "this rank's part alone")
