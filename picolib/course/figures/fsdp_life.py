@@ -40,7 +40,7 @@ SAYS = {
     REDUCING: "freed; its gradient, whole, is being reduced and scattered",
     REDUCED: "its part alone, with its part of the mean gradient",
 }
-SHORT = ("part", "on its way", "whole", "forward", "backward", "gradient reduced", "done")
+SHORT = ("part", "on its way", "whole", "forward", "backward", "reducing its gradient", "done")
 COLORS = (EMPTY, tint("#6699cc", 0.45), "#6699cc", "#332288", "#882255", "#cc6677", tint(GOOD, 0.55))
 NEXT = {"unshard": (GATHERING, WHOLE), "forward": (FORWARD, SHARD), "backward": (BACKWARD, REDUCING),
         "reduce": (REDUCING, REDUCED)}  # fmt: skip
@@ -117,7 +117,7 @@ LEFT, RIGHT, TOP, ROW = 96, 24, 104, 26
 
 
 def fsdp_life(trace: Any, follow: int | None = None, rank: int = 0, step: int = -1, title: str = "") -> Figure:
-    """All layers of a rank over time, a colour a state; below them how many are whole. `follow`: one to frame."""
+    """All layers of a rank over time, a colour a state; below, how many have room for all of it. `follow`: to frame."""
     life = life_of(trace, rank, step)
     count = len(life.layers)
     title = title or f"One step on rank {rank} of {life.ranks}: where each layer's weight is"
@@ -154,8 +154,8 @@ def _legend(figure: Figure) -> None:
 def _whole_at_once(figure: Figure, life: Life, scale: Scale, ends: Sequence[float], top: float) -> None:
     """A staircase: layers that are whole, or get room for it."""
     most, height = max(moment.whole for moment in life.moments), 44
-    figure.text(20, top + 14, "whole", size=SMALL)
-    figure.text(20, top + 29, "at once", size=SMALL)
+    figure.text(20, top + 14, "whole, or", size=SMALL)
+    figure.text(20, top + 29, "on the way", size=SMALL)
     for moment, end in zip(life.moments, ends, strict=True):
         x, size = scale(moment.time), height * moment.whole / max(most, 1)
         if moment.whole:
@@ -173,7 +173,8 @@ def fsdp_frame(life: Life, number: int, follow: int | None = None) -> Figure:
     """One moment, large: for each layer which parts of its weight and of its gradient this rank holds."""
     moment = life.moments[number]
     said = SAYS[moment.states[follow]] if follow is not None else ""
-    head = f"{seconds_text(moment.time) if number else 'the step begins'}: {moment.whole} of {len(life.layers)} whole"
+    when = seconds_text(moment.time) if number else "the step begins"
+    head = f"{when}: {moment.whole} of {len(life.layers)} whole, or on the way"
     alt = f"Rank {life.rank}, moment {number} of the step. Each layer's parts of weight and gradient that are there."
     figure = Figure(100 + LINE * len(life.layers) + 34, alt, varies=True)
     figure.text(20, 28, f"rank {life.rank}, {head}", size=TITLE, bold=True)

@@ -17,7 +17,7 @@ from picolib.course.style import ACCENT, GOOD, GRID, INK, LARGE, MUTED, SMALL, W
 BYTES, STATE, CARD = 2, 16, 80e9  # of a number that travels; of state, a parameter; of a GPU
 FLOPS = 4e14  # operations a second that a GPU reaches in bf16: 40% of what an H100 is sold for
 WORK = "#b9bec4"
-LEFT, RIGHT, ROW, TOP = 118, 250, 29, 96
+LEFT, RIGHT, ROW, TOP = 118, 266, 29, 96
 
 
 class Model(NamedTuple):
@@ -106,7 +106,7 @@ def sharding_trade(model: Model, ranks: int, tokens: Sequence[float], bandwidth:
     """For each number of tokens a rank: compute and exposed communication of a step, bytes sent, state on a rank."""
     groups = [(count, plans(model, ranks, count, bandwidth)) for count in tokens]
     height = TOP + sum(ROW * len(rows) + 34 for _, rows in groups)
-    title = f"{model.name} on {ranks} ranks, {bandwidth / 1e9:g} GB/s: a step"
+    title = f"{model.name} on {ranks} ranks, {bandwidth / 1e9:g} GB/s, {FLOPS / 1e12:g} TFLOP/s: a step"
     figure = Figure(height + 30, f"{title}. {_told(groups)}")
     figure.text(20, 28, title, size=LARGE, bold=True)
     _legend(figure)
@@ -133,8 +133,8 @@ def _bar(figure: Figure, scale: Scale, plan: Plan, top: float) -> None:
     x = WIDTH - RIGHT + 14
     figure.text(x, top + 11, f"{plan.sent / 1e9:,.3g} GB sent", size=SMALL, color=INK)
     fits = plan.state <= CARD
-    figure.text(x + 104, top + 11, f"{plan.state / 1e9:,.3g} GB held", size=SMALL, bold=True,
-                color=GOOD if fits else ACCENT)  # fmt: skip
+    held = f"{plan.state / 1e9:,.{0 if plan.state >= 1e11 else 1}f} GB {'held' if fits else 'do not fit'}"
+    figure.text(x + 104, top + 11, held, size=SMALL, bold=not fits, color=GOOD if fits else INK)
 
 
 def _legend(figure: Figure) -> None:
@@ -143,7 +143,7 @@ def _legend(figure: Figure) -> None:
         figure.box(x, 51, 14, 12, fill=color)
         figure.text(x + 20, 57, text, size=SMALL, color=MUTED)
         x += 40 + text_width(text, SMALL)
-    figure.text(WIDTH - RIGHT + 118, 57, "red: above 80 GB", size=SMALL, color=MUTED)
+    figure.text(WIDTH - RIGHT + 118, 57, f"a GPU has {CARD / 1e9:.0f} GB", size=SMALL, color=MUTED)
 
 
 def _told(groups: Sequence[tuple[float, list[Plan]]]) -> str:
