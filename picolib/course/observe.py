@@ -45,6 +45,8 @@ NATIVE = {
     "all_to_all_single": "all_to_all_single",
     "barrier": "barrier",
 }
+OF_OBJECTS = frozenset({"broadcast_object_list"})  # two collectives of bytes each
+ON_THE_WAY = ("torch.", "picolib.launch", "picolib.course")  # modules between such a call and its collectives
 MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv", "wait", "is_completed"})
 STORE = ("add", "append", "check", "compare_set", "get", "multi_set", "queue_push", "set", "wait")
@@ -116,10 +118,20 @@ def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:
         tensors = _tensors_in(args[0] if args else None)
         notebook.refuse_collectives_without_end()
         whose, given, work = owner(), given_to(name, tensors), original(group, *args, **kwargs)
-        notebook.collective(name, tensors, whose, work, given)
+        notebook.collective(_as_called(name), tensors, whose, work, given)
         return work
 
     return method
+
+
+def _as_called(name: str) -> str:
+    """The call of torch's that this is a part of, where that one sends objects; else its own name."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(ON_THE_WAY):
+        if frame.f_code.co_name in OF_OBJECTS:
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return name
 
 
 def _tensors_in(first: Any) -> list[torch.Tensor]:

@@ -61,6 +61,29 @@ def only_all_reduce(attempt: Any) -> str | None:
     return no_barrier(attempt)
 
 
+def in_own_dtype(attempt: Any) -> str | None:
+    """A rule: gradients travel in a dtype that holds what theirs does."""
+    own = _floating(attempt.case.inputs[0])
+    for rank, record in enumerate(attempt.ranks):
+        for entry in record.reductions:
+            dtype = getattr(torch, entry[6], own)
+            if dtype.is_floating_point and torch.finfo(dtype).eps > torch.finfo(own).eps:
+                return (
+                    f"rank {rank} all-reduced gradients in {entry[6]}, and they are {str(own).removeprefix('torch.')}: "
+                    "what is rounded on the way stays rounded. Keep the dtype of p.grad."
+                )
+    return None
+
+
+def _floating(value: Any) -> torch.dtype:
+    """The dtype of the first tensor of floating-point numbers in it; float32 where there is none."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.dtype
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    found = [dtype for one in inside if (dtype := _floating(one)) != torch.float32]
+    return found[0] if found else torch.float32
+
+
 def not_its_own(rank: int, given: Sequence[list], own: Gradients) -> str | None:
     """What a rank gives to its all-reduces are its own gradients, each number once, all by the same factor or none.
 

@@ -26,8 +26,10 @@ def by_arithmetic(fn: Any, arguments: tuple) -> dict[str, Any]:
 
 
 def of_python(value: Any) -> Any:
-    """numpy's numbers and arrays as Python's own: who multiplies shapes with np.prod has counted as well."""
-    return value.tolist() if type(value).__module__ == "numpy" else value
+    """numpy's and torch's numbers as Python's own: who multiplies shapes with np.prod has counted as well."""
+    if isinstance(value, (tuple, list)):
+        return [of_python(one) for one in value]
+    return value.tolist() if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy" else value
 
 
 def pick(random: torch.Generator, *choices: int) -> int:

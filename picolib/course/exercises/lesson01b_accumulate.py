@@ -17,7 +17,8 @@ from picolib.course.exercises.live import Live
 from picolib.course.words import apart, times
 from picolib.plan.memory import measure
 
-ROWS, WIDTH, CLASSES = 256, 8, 5  # many rows, beside which the weights weigh nothing
+WIDTH, CLASSES = 8, 5
+SIZES = (4, 256), (3, 384), (1, 320)  # micro-batches, and rows of each: many, beside which the weights weigh nothing
 MORE = 1.4  # times what lives with one micro-batch: sums of gradients and Python's own objects come to 1.1
 SECOND_TIME = "backward through the graph a second time"  # in torch's error
 RUNNING_TOTAL = (
@@ -36,9 +37,9 @@ def model_of(seed: int) -> nn.Module:
 def accumulation_cases(world_size: int, seed: int) -> list[Case]:
     """4 micro-batches, then 3, then a single one: each (inputs, targets)."""
     random, made = generator(seed, world_size), []
-    for many in (4, 3, 1):
-        inputs = torch.randn(many, ROWS, WIDTH, dtype=torch.float64, generator=random)
-        targets = torch.randint(CLASSES, (many, ROWS), generator=random)
+    for many, rows in SIZES:
+        inputs = torch.randn(many, rows, WIDTH, dtype=torch.float64, generator=random)
+        targets = torch.randint(CLASSES, (many, rows), generator=random)
         batches = [(x, t) for x, t in zip(inputs, targets, strict=True)]
         made.append(Case("accumulate", ((seed % 10_000, batches),), None))
     return made

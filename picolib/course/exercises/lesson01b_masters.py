@@ -16,13 +16,14 @@ STEPS, RATE = 100, 1e-3
 
 
 def master_cases(world_size: int, seed: int) -> list[Case]:
-    """Weights of 1 that each step moves by 0.001; then random ones, with another learning rate.
+    """Two weights of 1 that each step moves by 0.001; then three random ones, with another learning rate.
 
-    Arguments of each: (weights, gradient, more weights, its gradient), learning rate.
+    Arguments of each: (weights, gradient, more weights, their gradient, …), learning rate.
     """
     random = generator(seed, world_size)
     ones = torch.ones(4), torch.ones(4), torch.ones(2, 3), torch.full((2, 3), -1.0)
-    numbers = [torch.randn(3, 5, generator=random) for _ in range(4)]
+    shapes = [(3, 5), (3, 5), (7,), (7,), (2, 4), (2, 4)]
+    numbers = [torch.randn(shape, generator=random) for shape in shapes]
     return [Case("small steps", ((ones, RATE),), None), Case("random", ((tuple(numbers), 4 * RATE),), None)]
 
 

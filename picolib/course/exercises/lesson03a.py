@@ -6,6 +6,7 @@ How each is tried and judged stands in a file of its own: `lesson03a_wrap`, `_lo
 from __future__ import annotations
 
 from picolib.course.exercise import COLLECTIVES, Exercise
+from picolib.course.exercises import gradients
 from picolib.course.exercises.lesson03a_alibi import alibi_cases, judge_alibi, verdicts_of
 from picolib.course.exercises.lesson03a_epoch import (
     NO_SUCH_BATCH,
@@ -59,7 +60,7 @@ EXERCISES = (
         ignores=ignores_all_reduce,
         sizes=(2, 4, 3, 1),
         allows=COLLECTIVES | {"barrier"},
-        rules=(only("broadcast", "all_reduce"), rebuilt),
+        rules=(only("broadcast", "all_reduce"), rebuilt, gradients.in_own_dtype),
         tags=("gradients",),
         raised=((IN_WRAP, NO_BACKWARD_YET), (NO_GRADIENT, ITS_OWN), (NO_HOOK, FROZEN), ("but hook returned", RETURNS)),
         verified="replicas equal to the group's first rank, gradients its mean in each backward pass, "

@@ -15,7 +15,7 @@ from picolib.course.exercises.rebuilt import note_calls_into
 from picolib.course.words import apart, number_of, ranks_text
 
 FEATURES = 3
-RATE = 0.1
+RATE, OTHER_RATES = 0.1, (0.03, 0.05, 0.07)  # of the first case, and of the second
 LONGER = 5, 12  # batches of the longest list where any rank has any number: as many as nobody can know
 BATCH = "batch"  # the note of a forward pass with tokens
 
@@ -33,10 +33,23 @@ class Quadratic(nn.Module):
         return (tokens[:, :-1] @ self.weight + self.bias - tokens[:, -1]).square()
 
 
+class Wavy(Quadratic):
+    """The same with one parameter more: its rows of numbers go in as sines, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wave = nn.Parameter(torch.ones(FEATURES, dtype=torch.float64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """One loss a token."""
+        given, target = tokens[:, :-1], tokens[:, -1]
+        return (given @ self.weight + given.sin() @ self.wave + self.bias - target).square()
+
+
 def epoch_cases(world_size: int, seed: int) -> list[Case]:
     """The last rank has a batch less, all of 3 tokens; then any number of batches of any size, on one rank none.
 
-    In the second case rank 0 has more batches than all lists of the first.
+    In the second case rank 0 has more batches than all lists of the first; the model and the learning rate are others.
     """
     random = generator(seed, world_size)
     one_less = [[3] * (3 if rank < world_size - 1 or world_size == 1 else 2) for rank in range(world_size)]
@@ -45,24 +58,25 @@ def epoch_cases(world_size: int, seed: int) -> list[Case]:
     if world_size > 2:
         numbers[1] = 0
     uneven = [torch.randint(1, 5, (count,), generator=random).tolist() for count in numbers]
-    return [_case("one less", one_less, random), _case("uneven", uneven, random)]
+    rate = OTHER_RATES[int(torch.randint(len(OTHER_RATES), (), generator=random))]
+    return [_case("one less", one_less, Quadratic, RATE, random), _case("uneven", uneven, Wavy, rate, random)]
 
 
-def _case(kind: str, sizes: list[list[int]], random: torch.Generator) -> Case:
+def _case(kind: str, sizes: list[list[int]], model: type, rate: float, random: torch.Generator) -> Case:
     made = [[torch.randn(size, FEATURES + 1, dtype=torch.float64, generator=random) for size in rank] for rank in sizes]
-    return Case(kind, tuple((batches,) for batches in made), (_one_process(made),) * len(made))
+    right = _one_process(made, model(), rate)
+    return Case(kind, tuple((batches, model, rate) for batches in made), (right,) * len(made))
 
 
-def _one_process(batches: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _one_process(batches: list[list[torch.Tensor]], model: nn.Module, rate: float) -> dict[str, torch.Tensor]:
     """The same epoch on one process: step i takes everybody's batch i."""
-    model = Quadratic()
     for step in range(max(map(len, batches))):
         tokens = torch.cat([mine[step] for mine in batches if step < len(mine)])
         model.zero_grad()
         model(tokens).mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= RATE * parameter.grad
+                parameter -= rate * parameter.grad
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -70,8 +84,8 @@ def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: one epoch by the learner's function; the parameters, and how many tokens the model has seen."""
     from picolib.course import observe
 
-    (batches,) = arguments
-    model, seen = Quadratic(), []
+    batches, of_kind, rate = arguments
+    model, seen = of_kind(), []
 
     def saw(_: Any, given: tuple, __: Any) -> None:
         seen.append(len(given[0]))
@@ -80,7 +94,7 @@ def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
 
     model.register_forward_hook(saw)
     with no_ready_made_ddp(), note_calls_into("picolib.parallel", "picolib.train"):
-        fn(model, batches, RATE)
+        fn(model, batches, rate)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return {"parameters": parameters, "batches": len([s for s in seen if s]), "tokens": sum(seen)}
 
@@ -115,8 +129,11 @@ def ignores_sums(attempt: Any) -> list[int]:
 
 
 def _right(attempt: Any, rank: int, output: dict) -> bool:
-    right = attempt.case.expected[rank]
-    return all(torch.allclose(output["parameters"][name], right[name], **FLOAT32) for name in right)
+    return _is(output["parameters"], attempt.case.expected[rank])
+
+
+def _is(got: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.allclose(got[name], right[name], **FLOAT32) for name in right)
 
 
 def _owned(attempt: Any) -> list[tuple[int, int]]:
@@ -169,9 +186,10 @@ def _idle(attempt: Any) -> str | None:
     )
 
 
-def _kept_gradients(batches: list[list[torch.Tensor]], anew: bool) -> dict[str, torch.Tensor]:
+def _kept_gradients(
+    batches: list[list[torch.Tensor]], model: nn.Module, rate: float, anew: bool
+) -> dict[str, torch.Tensor]:
     """A mistake: backward() adds to the sum of the last step. anew: not on a rank without a batch, which gives 0."""
-    model = Quadratic()
     parameters = list(model.parameters())
     kept = [[torch.zeros_like(p) for p in parameters] for _ in batches]
     for step in range(max(map(len, batches))):
@@ -186,7 +204,7 @@ def _kept_gradients(batches: list[list[torch.Tensor]], anew: bool) -> dict[str, 
         kept = [total] * len(batches)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, total, strict=True):
-                parameter -= RATE * gradient
+                parameter -= rate * gradient
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -201,9 +219,12 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
             f"{ranks_text(others)} {'ends' if len(others) == 1 else 'end'} with other parameters than rank 0: in some "
             "step not all of them took the same gradient. Every rank takes every step, also one without a batch."
         )
+    _, model, rate = attempt.case.inputs[0]
+    if rate != RATE and _is(first, _one_process(attempt.inputs(), model(), RATE)):
+        return f"all ranks agree, and step with a learning rate of {RATE}; here lr is {rate}."
     for anew in (False, True):
-        kept = _kept_gradients(attempt.inputs(), anew)
-        if all(torch.allclose(first[name], kept[name], **FLOAT32) for name in kept):
+        kept = _kept_gradients(attempt.inputs(), model(), rate, anew)
+        if _is(first, kept):
             return (
                 "all ranks agree, but not with one process: backward() adds to what p.grad holds, and that is still "
                 "the sum of the step before, on every rank. Begin each step without it: p.grad = None."
@@ -218,13 +239,21 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
 
 
 def only_here(attempt: Any) -> str | None:
-    """Gradients and counts are sent, never data: no all-reduce is larger than the model and a count."""
-    most = sum(p.numel() for p in Quadratic().parameters()) + 1
+    """Gradients and counts are sent, never data: no large all-reduce holds numbers of tokens, or is very large."""
+    _, model, _ = attempt.case.inputs[0]
+    most = sum(p.numel() for p in model().parameters()) + 1
+    numbers = torch.cat([batch.flatten() for batches in attempt.inputs() for batch in batches])
     for rank, record in enumerate(attempt.ranks):
-        large = max((c[1] for c in record.collectives if c[0] == "all_reduce"), default=0)
-        if large > most:
-            return (
-                f"rank {rank} all-reduced {large} numbers at once, more than the model's gradients and a count "
-                f"({most}): tokens stay where they are, gradients travel."
-            )
+        for _, _, elements, _, _, contents, _ in record.reductions:
+            if elements > most and (contents is None or _of_tokens(contents, numbers) >= 3):
+                return (
+                    f"rank {rank} all-reduced {elements} numbers at once, more than the model's gradients and a count "
+                    f"({most}), and tokens are among them: tokens stay where they are, gradients travel."
+                )
     return None
+
+
+def _of_tokens(contents: list[float], numbers: torch.Tensor) -> int:
+    """How many of these are numbers of tokens, to the precision of float32."""
+    far = (torch.tensor(contents, dtype=torch.float64)[:, None] - numbers).abs().amin(dim=1)
+    return int((far < 1e-6).sum())

@@ -146,7 +146,10 @@ def _more_than_a_count(attempt: Any) -> str:
 def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> list[tuple[torch.Tensor, str]]:
     n, total = len(counts), sum(counts)
     means = torch.stack([t.mean(0) for t in attempt.inputs() if len(t)]).sum(0) / n
+    at_least_one = right * total / sum(max(count, 1) for count in counts)
     return [
+        (at_least_one, "an empty rank is counted as one token. Its count is 0; what divides is the count of all "
+                       "ranks, and that is never 0."),
         (right / n, f"every gradient is exactly {times(n)} too small. The ranks' gradients are averaged after you: "
                     "they are divided by N once more."),
         (means, "it is the gradient of the mean of the ranks' means: a token of a rank with few tokens counts more "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from picolib.course.words import apart, number_of, ranks_text, times
 from picolib.launch.wording import listed
 
 FEW, MANY = 2, (4, 9)  # backward passes that are looked at: of digits; of random numbers, as many as nobody can know
+LARGE = 2**24, 2**40
 BACKWARD = "backward"  # the note at the begin of each
 
 
@@ -50,7 +52,7 @@ def wrap_cases(world_size: int, seed: int) -> list[Case]:
 
 def _case(kind: str, groups: list[list[int]], passes: int, random: torch.Generator) -> Case:
     n = sum(map(len, groups))
-    states = [_state(rank) for rank in range(n)]
+    states = [_state(rank, kind, random) for rank in range(n)]
     own = [[_gradients(kind, rank, random) for _ in range(passes)] for rank in range(n)]
     inputs, expected = [], []
     for rank in range(n):
@@ -64,9 +66,21 @@ def _case(kind: str, groups: list[list[int]], passes: int, random: torch.Generat
     return Case(kind, tuple(inputs), tuple(expected))
 
 
-def _state(rank: int) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of one rank before the broadcast, all of them 10^rank."""
-    return {name: torch.full_like(t, 10**rank) for name, t in Nasty().state_dict().items()}
+def _state(rank: int, kind: str, random: torch.Generator) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of one rank before the broadcast: all of them 10^rank, or each number another.
+
+    Whole numbers are larger than float32 can hold.
+    """
+    module = Nasty()
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if kind == "digits":
+                tensor.fill_(10**rank)
+            elif tensor.is_floating_point():
+                tensor.copy_(torch.randn(tensor.shape, dtype=tensor.dtype, generator=random))
+            else:
+                tensor.copy_(torch.randint(*LARGE, tensor.shape, generator=random))
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def _gradients(kind: str, rank: int, random: torch.Generator) -> dict[str, torch.Tensor]:
@@ -112,6 +126,7 @@ def judge_wrap(attempt: Any) -> str | None:
     """Replicas alike, gradients the mean over the group in both passes, one all-reduce a parameter and pass."""
     return (
         _replicas(attempt)
+        or _copied(attempt)
         or _gradients_of_passes(attempt)
         or _broadcast_later(attempt)
         or _once_each(attempt)
@@ -141,31 +156,57 @@ def _replicas(attempt: Any) -> str | None:
         right = attempt.case.expected[rank]
         wrong = [name for name, value in right["state"].items() if not torch.equal(output["state"][name], value)]
         if wrong:
-            got, there = (float(t.flatten()[0]) for t in (output["state"][wrong[0]], right["state"][wrong[0]]))
-            return _difference(rank, right["group"], wrong[0], got, there) + _why_it_differs(wrong, right, got)
+            return _difference(attempt, rank, wrong[0]) + _why_it_differs(attempt, rank, wrong)
     return None
 
 
-def _difference(rank: int, group: list[int], name: str, got: float, there: float) -> str:
-    whose = " still has its own" if got == 10**rank else ""
+def _difference(attempt: Any, rank: int, name: str) -> str:
+    group, own = attempt.case.expected[rank]["group"], attempt.inputs()[rank]["state"][name]
+    got, right = attempt.outputs[rank]["state"][name], attempt.case.expected[rank]["state"][name]
+    whose = " still has its own" if torch.equal(got, own) else ""
     first = f"what it was on rank {group[0]}" if rank == group[0] else f"rank {group[0]}'s"
+    index = int((got != right).flatten().int().argmax())
+    shown = apart(float(got.flatten()[index]), float(right.flatten()[index]))
     return (
-        f"rank {rank}{whose}: `{name}` differs from {first}, the first of its group: {got:g} where {there:g} is right. "
+        f"rank {rank}{whose}: `{name}` differs from {first}, the first of its group: {shown[0]} where {shown[1]} is "
+        "right. "
     )
 
 
-def _why_it_differs(wrong: list[str], right: dict, got: float) -> str:
-    if got == 1 and 0 not in right["group"]:
+def _why_it_differs(attempt: Any, rank: int, wrong: list[str]) -> str:
+    right, got = attempt.case.expected[rank], attempt.outputs[rank]["state"]
+    if 0 not in right["group"] and torch.equal(got[wrong[0]], attempt.inputs()[0]["state"][wrong[0]]):
         return (
             f"That is rank 0's number, and rank 0 is not in the group {right['group']}: pass group= to every broadcast."
         )
+    if all(torch.allclose(got[name].double(), right["state"][name].double(), rtol=0.01) for name in wrong):
+        return "It was rounded on the way: broadcast each tensor as it is, in its own dtype."
     if len(wrong) == len(right["state"]):
         return "Nothing was broadcast from there: replicas that start apart stay apart."
     if set(wrong) <= {name for name, _ in Nasty().named_buffers()}:
         return "Buffers are part of the replica too: module.buffers()."
     if all(name.startswith("frozen") for name in wrong):
         return "It gets no gradient, but it is used: broadcast it like the others."
-    return "Broadcast every parameter and every buffer."
+    return _copied(attempt) or "Broadcast every parameter and every buffer."
+
+
+def _copied(attempt: Any) -> str | None:
+    """In wrap as many numbers were broadcast as the module has."""
+    has = sum(tensor.numel() for tensor in [*Nasty().parameters(), *Nasty().buffers()])
+    for rank, record in enumerate(attempt.ranks):
+        broadcast = _broadcast_by(record)
+        if broadcast < has and len(attempt.case.expected[rank]["group"]) > 1:
+            return (
+                f"Rank {rank} broadcasts {number_of(broadcast, 'number')}; parameters and buffers have {has}. What "
+                "the first rank has, no other can know: all of it has to be broadcast."
+            )
+    return None
+
+
+def _broadcast_by(record: Any) -> int:
+    """Elements of all broadcasts before the first backward pass."""
+    before = itertools.takewhile(lambda entry: entry[:2] != ["note", BACKWARD], record.entries)
+    return sum(entry[2] for entry in before if entry[:2] == ["collective", "broadcast"])
 
 
 def _gradients_of_passes(attempt: Any) -> str | None:
@@ -268,7 +309,8 @@ def _once_each(attempt: Any) -> str | None:
     for rank, record in enumerate(attempt.ranks):
         before, *passes = [[entry[2] for entry in made] for made in _of_passes(record)]
         if before:
-            return f"rank {rank} made {number_of(len(before), 'all-reduce')} in wrap: no gradient is there yet."
+            made = number_of(len(before), "all-reduce")
+            return f"rank {rank} made {made} in wrap: no gradient is there yet, and values are what broadcast copies."
         number = next((i for i, reduced in enumerate(passes) if sorted(reduced) != sizes), None)
         if number is None:
             continue

@@ -11,6 +11,7 @@ import torch
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients, lesson03b_accumulate, lesson03b_overlap
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
 from picolib.course.exercises.rebuilt import note_calls_into, rebuilt
 
 LESSON = "03B_ddp_fast"
@@ -58,7 +59,7 @@ def with_gradients(fn: Any, arguments: tuple) -> dict[str, Any]:
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in own.values()]
     for parameter, gradient in zip(parameters, own.values(), strict=True):
         parameter.grad = stored(gradient)
-    with note_calls_into("picolib.parallel"):
+    with no_ready_made_ddp(), note_calls_into("picolib.parallel"):
         fn(parameters, cap)
     return dict(zip(own, (p.grad for p in parameters), strict=True))
 
@@ -174,7 +175,7 @@ EXERCISES = (
         sizes=(4, 3, 2),
         allows=COLLECTIVES | {"barrier", "parallel.ddp"},
         ignores=ignores_buckets,
-        rules=(gradients.only_all_reduce, rebuilt),
+        rules=(gradients.only_all_reduce, rebuilt, gradients.in_own_dtype),
         tags=("gradients",),
         raised=((r"non-empty list of Tensors", f"{EMPTY} Leave an empty bucket out."), gradients.NO_VIEW),
         verified="4 all-reduces of 10, 68, 30 and 6 elements for 8 parameters and a cap of 80 bytes",

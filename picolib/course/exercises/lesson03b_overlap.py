@@ -18,6 +18,7 @@ from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
 from picolib.course.exercises import gradients
 from picolib.course.exercises.data import generator
+from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
 from picolib.course.exercises.rebuilt import note_calls_into, rebuilt
 from picolib.course.words import number_of
 
@@ -60,7 +61,7 @@ def steps_of(fn: Callable, arguments: tuple) -> Any:
 
     Between steps gradients are zeroed as both of `zero_grad`'s ways do it: to None once, then in place.
     """
-    with note_calls_into("picolib.parallel"):
+    with no_ready_made_ddp(), note_calls_into("picolib.parallel"):
         return _steps_of(fn, arguments[0])
 
 
@@ -297,7 +298,7 @@ EXERCISE = Exercise(
     ignores=ignores_all_reduce,
     sizes=(4, 3, 2),
     allows=COLLECTIVES | {"barrier", "poll", "parallel.ddp"},
-    rules=(gradients.only_all_reduce, rebuilt),
+    rules=(gradients.only_all_reduce, rebuilt, gradients.in_own_dtype),
     tags=("gradients",),
     raised=(
         gradients.NO_VIEW,

@@ -29,6 +29,13 @@ def shapes_first(config):
     return sum(map(math.prod, shapes))
 
 
+@right("1.1", "a tensor of one number")
+def as_a_tensor(config):
+    import torch
+
+    return torch.tensor(sum_of_products(config))
+
+
 @wrong("1.1", "no output layer", "The output layer is missing")
 def no_output_layer(config):
     vocab, h, mlp, layers, queries, keys = sizes(config)

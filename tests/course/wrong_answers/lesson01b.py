@@ -208,6 +208,11 @@ def with_a_graph(parameters, masters, lr):
         p.copy_(master)
 
 
+@wrong("1.5", "the first two parameters only", "master 2 is", "It has never moved")
+def first_two_only(parameters, masters, lr):
+    masters_in_place(parameters[:2], masters[:2], lr)
+
+
 @wrong("1.5", "never copies back", "the masters have moved, and no parameter has")
 def never_copies_masters_back(parameters, masters, lr):
     for p, master in zip(parameters, masters, strict=True):
@@ -378,6 +383,16 @@ def all_but_the_first_divided(model, micro_batches):
     total = 0.0
     for number, (inputs, targets) in enumerate(micro_batches):
         loss = F.cross_entropy(model(inputs), targets) / (len(micro_batches) if number else 1)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+@wrong("1.6", "256 rows written out", "with 3 micro-batches")
+def rows_written_out(model, micro_batches):
+    total = 0.0
+    for inputs, targets in micro_batches:
+        loss = F.cross_entropy(model(inputs), targets, reduction="sum") / (256 * len(micro_batches))
         loss.backward()
         total += loss.item()
     return total

@@ -56,6 +56,50 @@ def no_broadcast(module, group):
     hooks_only(module, group)
 
 
+def fill_first(module, group, tensors):
+    """The first number of each of these tensors, broadcast and put into every place."""
+    for t in tensors:
+        number = t.data.flatten()[:1].clone()
+        dist.broadcast(number, group_src=0, group=group)
+        t.data.fill_(number.item())
+
+
+@wrong("3.1", "one number of each tensor", "Rank 0 broadcasts 7 numbers; parameters and buffers have 19")
+def one_number_each(module, group):
+    fill_first(module, group, [*module.parameters(), *module.buffers()])
+    hooks_only(module, group)
+
+
+@wrong("3.1", "values in bf16", "It was rounded on the way", "in its own dtype")
+def values_in_bf16(module, group):
+    for t in [*module.parameters(), *module.buffers()]:
+        rounded = t.data.bfloat16()
+        dist.broadcast(rounded, group_src=0, group=group)
+        t.data.copy_(rounded)
+    hooks_only(module, group)
+
+
+@wrong("3.1", "as objects", "rank 0 called broadcast_object_list; here broadcast and all_reduce are enough")
+def as_objects(module, group):
+    state = [module.state_dict()]
+    dist.broadcast_object_list(state, group_src=0, group=group)
+    module.load_state_dict(state[0])
+    hooks_only(module, group)
+
+
+@wrong("3.1", "gradients in float32", "all-reduced gradients in float32, and they are float64", "Keep the dtype")
+def gradients_in_float32(module, group):
+    def hook(p):
+        short = p.grad.float()
+        dist.all_reduce(short, group=group)
+        p.grad.copy_(short / dist.get_world_size(group))
+
+    copy_all(module, group)
+    for p in module.parameters():
+        if p.requires_grad:
+            p.register_post_accumulate_grad_hook(hook)
+
+
 @wrong("3.1", "only parameters", "`norm.running_mean` differs", "module.buffers()")
 def only_parameters(module, group):
     for p in module.parameters():
@@ -225,7 +269,7 @@ def never_waits(module, group):
             p.register_post_accumulate_grad_hook(hook)
 
 
-@wrong("3.1", "constants in place of a broadcast", "Right on 2 ranks, wrong on 4")
+@wrong("3.1", "constants in place of a broadcast", "Rank 0 broadcasts 0 numbers")
 def constants(module, group):
     for t in module.state_dict().values():
         t.fill_(1)
@@ -336,6 +380,13 @@ def mean_divided_again(token_losses):
     count = torch.tensor(float(len(token_losses)))
     dist.all_reduce(count)
     return token_losses.mean() / count * dist.get_world_size()
+
+
+@wrong("3.2", "an empty rank counted as one", "an empty rank is counted as one token")
+def empty_counts_as_one(token_losses):
+    count = torch.tensor(float(max(len(token_losses), 1)))
+    dist.all_reduce(count)
+    return token_losses.sum() * dist.get_world_size() / count
 
 
 @wrong("3.2", "no division", "not divided by the number of tokens")
@@ -645,6 +696,38 @@ def until_nobody(model, batches, lr):
             for p, gradient in zip(parameters, gradients, strict=True):
                 p -= lr * gradient.view_as(p) / count.item()
         model.zero_grad()
+
+
+@right("3.7", "all counts in one all-reduce before the first step; gradients and a flag in another")
+def counts_first(model, batches, lr):
+    steps, parameters = steps_of_all(batches, dist.ReduceOp.MAX), list(model.parameters())
+    counts = torch.tensor([float(len(batches[i])) if i < len(batches) else 0.0 for i in range(steps)])
+    dist.all_reduce(counts)
+    for i in range(steps):
+        if i < len(batches):
+            (model(batches[i]).sum() / counts[i]).backward()
+        given = [p.grad if i < len(batches) else torch.zeros_like(p) for p in parameters]
+        together = torch.cat([*(g.flatten() for g in given), torch.tensor([float(len(batches) > i), 1.0])])
+        dist.all_reduce(together)
+        for p, gradient in zip(parameters, together[:-2].split([p.numel() for p in parameters]), strict=True):
+            p.data -= lr * gradient.view_as(p)
+            p.grad = None
+
+
+@wrong("3.7", "a learning rate of its own", "step with a learning rate of 0.1; here lr is 0.0")
+def own_rate(model, batches, lr):
+    longest(model, batches, 0.1)
+
+
+@wrong("3.7", "the parameters of this model only", "not with one process")
+def these_parameters(model, batches, lr):
+    class These:
+        __call__ = staticmethod(model)
+
+        def parameters(self):
+            return [model.weight, model.bias]
+
+    longest(These(), batches, lr)
 
 
 @wrong("3.7", "as given", "Deadlock", "has returned", "Whoever has no batch left still has to take part")

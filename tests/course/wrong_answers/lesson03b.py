@@ -118,6 +118,14 @@ def views_of_gradients(parameters, cap_bytes):
         copy_back(flat / dist.get_world_size(), bucket)
 
 
+@wrong("3.3", "by way of bf16", "all-reduced gradients in bfloat16, and they are float64", "Keep the dtype of p.grad")
+def by_way_of_bf16(parameters, cap_bytes):
+    for bucket in fill(reversed(parameters), cap_bytes, nbytes):
+        flat = torch.cat([p.grad.flatten() for p in bucket]).bfloat16()
+        dist.all_reduce(flat)
+        copy_back(flat / dist.get_world_size(), bucket)
+
+
 @wrong("3.3", "one all-reduce a parameter", "one all-reduce a parameter: nothing is put together")
 def one_each(parameters, cap_bytes):
     for p in reversed(parameters):
@@ -705,6 +713,14 @@ def librarys_overlap(buckets):
 
     everything = torch.nn.ParameterList(dict.fromkeys(p for bucket in reversed(buckets) for p in reversed(bucket)))
     return OverlappedAverage(everything, cap_bytes=100).finish
+
+
+@wrong("3.4", "picolib's DistributedDataParallel", "here you write it yourself")
+def librarys_ddp(buckets):
+    from picolib import DistributedDataParallel
+
+    DistributedDataParallel(torch.nn.ParameterList(p for bucket in buckets for p in bucket))
+    return lambda: None
 
 
 # 3.5 accumulate
