@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises import gradients
-from picolib.course.exercises.lesson03a_alibi import alibi_cases, judge_alibi, verdicts_of
+from picolib.course.exercises.lesson03a_alibi import alibi_cases, judge_alibi, left_early, verdicts_of
 from picolib.course.exercises.lesson03a_epoch import (
     NO_SUCH_BATCH,
     NOT_A_BATCH,
@@ -110,6 +110,7 @@ EXERCISES = (
         cases=alibi_cases,
         call=verdicts_of,
         judge=judge_alibi,
+        ended=left_early,
         sizes=(4, 2, 3),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),

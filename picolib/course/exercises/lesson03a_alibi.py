@@ -6,6 +6,7 @@ looks for it in the frames of the check, or in this module.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -151,6 +152,22 @@ def _meet() -> None:
         dist.recv(torch.zeros(1), rank)
     for handle in sent:
         handle.wait()
+
+
+# What a deadlock says of a rank that is in `_meet`: a message without a line of the learner's
+IN_THE_CHECK = re.compile(r"^  (ranks? [^:\n]*?) waits? in (?:recv|send)\b.*\(float32 \[1\]\)\n(?!     )", re.MULTILINE)
+
+
+def left_early(attempt: Any, text: str) -> str | None:
+    """Whoever waits in the check itself has left the test, and others are still in it."""
+    found = IN_THE_CHECK.search(text)
+    if found is None:
+        return None
+    return (
+        f"{found[1]} {'have' if found[1].startswith('ranks') else 'has'} left your test (the recv is the check's own, "
+        "which waits for all), and others still communicate in it. Every rank has to make the same calls: communicate "
+        "first, assert at the end."
+    )
 
 
 # The verdict ---------------------------------------------------------------------------------------------------

@@ -204,6 +204,11 @@ def all_at_once(parameters, ranks, stage):
     return 2 * parameters / by, 2 * parameters / by, 12 * parameters / by
 
 
+@wrong("1.2", "divides by 0", "your function failed with ZeroDivisionError")
+def divides_by_nothing(parameters, ranks, stage):
+    return one_line_a_part(parameters / (stage if stage else 0), ranks, stage)
+
+
 @wrong("1.2", "one stage too early", "ZeRO-1 keeps the gradients whole on every rank", "from stage 2 on")
 def one_too_early(parameters, ranks, stage):
     return one_line_a_part(parameters, ranks, min(3, stage + 1) if stage else 0)

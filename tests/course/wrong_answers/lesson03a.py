@@ -644,6 +644,12 @@ def never_calls(average):
     assert "all_reduce" in (average.__doc__ or "all_reduce")
 
 
+@wrong("3.6", "rank 0 has nothing to do", "rank 0 has left your test", "Every rank has to make the same calls")
+def nothing_on_rank_0(average):
+    if dist.get_rank():
+        digits_test(average)
+
+
 @wrong("3.6", "asserts between two runs", "Deadlock", "communicate first, assert at the end")
 def asserts_in_between(average):
     for _ in range(2):
