@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from picolib.course import observe
 from picolib.course.exercise import Case
 from picolib.course.exercises import gradients
 from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson03a_refuse import no_ready_made_ddp
+from picolib.course.exercises.lesson03a_replicas import (
+    BACKWARD,
+    Nasty,
+    not_alike,
+    not_all_copied,
+    state_of,
+    trainable,
+)
 from picolib.course.exercises.rebuilt import note_calls_into
 from picolib.course.words import apart, number_of, ranks_text, times
 from picolib.launch.wording import listed
 
 FEW, MANY = 2, (4, 9)  # backward passes that are looked at: of digits; of random numbers, as many as nobody can know
-LARGE = 2**24, 2**40
-BACKWARD = "backward"  # the note at the begin of each
-
-
-class Nasty(nn.Module):
-    """Small, with everything that is easily forgotten: buffers, one of them int64, a frozen and a tied parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(3, 2)
-        self.frozen = nn.Linear(2, 2, bias=False).requires_grad_(False)
-        self.norm = nn.BatchNorm1d(2)
-        self.head = nn.Linear(2, 3, bias=False)
-        self.head.weight = self.embed.weight
-        self.double()
-
-
-def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Full name -> parameter, of those that require a gradient; a tied one once, by its first name."""
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def wrap_cases(world_size: int, seed: int) -> list[Case]:
@@ -52,7 +38,7 @@ def wrap_cases(world_size: int, seed: int) -> list[Case]:
 
 def _case(kind: str, groups: list[list[int]], passes: int, random: torch.Generator) -> Case:
     n = sum(map(len, groups))
-    states = [_state(rank, kind, random) for rank in range(n)]
+    states = [state_of(rank, kind, random) for rank in range(n)]
     own = [[_gradients(kind, rank, random) for _ in range(passes)] for rank in range(n)]
     inputs, expected = [], []
     for rank in range(n):
@@ -64,23 +50,6 @@ def _case(kind: str, groups: list[list[int]], passes: int, random: torch.Generat
         ]
         expected.append({"state": states[group[0]], "gradients": means, "group": group})
     return Case(kind, tuple(inputs), tuple(expected))
-
-
-def _state(rank: int, kind: str, random: torch.Generator) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of one rank before the broadcast: all of them 10^rank, or each number another.
-
-    Whole numbers are larger than float32 can hold.
-    """
-    module = Nasty()
-    with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:
-            if kind == "digits":
-                tensor.fill_(10**rank)
-            elif tensor.is_floating_point():
-                tensor.copy_(torch.randn(tensor.shape, dtype=tensor.dtype, generator=random))
-            else:
-                tensor.copy_(torch.randint(*LARGE, tensor.shape, generator=random))
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def _gradients(kind: str, rank: int, random: torch.Generator) -> dict[str, torch.Tensor]:
@@ -125,8 +94,8 @@ def _group_of(groups: list[list[int]]) -> Any:
 def judge_wrap(attempt: Any) -> str | None:
     """Replicas alike, gradients the mean over the group in both passes, one all-reduce a parameter and pass."""
     return (
-        _replicas(attempt)
-        or _copied(attempt)
+        not_alike(attempt)
+        or not_all_copied(attempt)
         or _gradients_of_passes(attempt)
         or _broadcast_later(attempt)
         or _once_each(attempt)
@@ -149,64 +118,6 @@ def _some_right(got: dict, right: dict) -> bool:
 
 def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-10, atol=1e-12)
-
-
-def _replicas(attempt: Any) -> str | None:
-    for rank, output in enumerate(attempt.outputs):
-        right = attempt.case.expected[rank]
-        wrong = [name for name, value in right["state"].items() if not torch.equal(output["state"][name], value)]
-        if wrong:
-            return _difference(attempt, rank, wrong[0]) + _why_it_differs(attempt, rank, wrong)
-    return None
-
-
-def _difference(attempt: Any, rank: int, name: str) -> str:
-    group, own = attempt.case.expected[rank]["group"], attempt.inputs()[rank]["state"][name]
-    got, right = attempt.outputs[rank]["state"][name], attempt.case.expected[rank]["state"][name]
-    whose = " still has its own" if torch.equal(got, own) else ""
-    first = f"what it was on rank {group[0]}" if rank == group[0] else f"rank {group[0]}'s"
-    index = int((got != right).flatten().int().argmax())
-    shown = apart(float(got.flatten()[index]), float(right.flatten()[index]))
-    return (
-        f"rank {rank}{whose}: `{name}` differs from {first}, the first of its group: {shown[0]} where {shown[1]} is "
-        "right. "
-    )
-
-
-def _why_it_differs(attempt: Any, rank: int, wrong: list[str]) -> str:
-    right, got = attempt.case.expected[rank], attempt.outputs[rank]["state"]
-    if 0 not in right["group"] and torch.equal(got[wrong[0]], attempt.inputs()[0]["state"][wrong[0]]):
-        return (
-            f"That is rank 0's number, and rank 0 is not in the group {right['group']}: pass group= to every broadcast."
-        )
-    if all(torch.allclose(got[name].double(), right["state"][name].double(), rtol=0.01) for name in wrong):
-        return "It was rounded on the way: broadcast each tensor as it is, in its own dtype."
-    if len(wrong) == len(right["state"]):
-        return "Nothing was broadcast from there: replicas that start apart stay apart."
-    if set(wrong) <= {name for name, _ in Nasty().named_buffers()}:
-        return "Buffers are part of the replica too: module.buffers()."
-    if all(name.startswith("frozen") for name in wrong):
-        return "It gets no gradient, but it is used: broadcast it like the others."
-    return _copied(attempt) or "Broadcast every parameter and every buffer."
-
-
-def _copied(attempt: Any) -> str | None:
-    """In wrap as many numbers were broadcast as the module has."""
-    has = sum(tensor.numel() for tensor in [*Nasty().parameters(), *Nasty().buffers()])
-    for rank, record in enumerate(attempt.ranks):
-        broadcast = _broadcast_by(record)
-        if broadcast < has and len(attempt.case.expected[rank]["group"]) > 1:
-            return (
-                f"Rank {rank} broadcasts {number_of(broadcast, 'number')}; parameters and buffers have {has}. What "
-                "the first rank has, no other can know: all of it has to be broadcast."
-            )
-    return None
-
-
-def _broadcast_by(record: Any) -> int:
-    """Elements of all broadcasts before the first backward pass."""
-    before = itertools.takewhile(lambda entry: entry[:2] != ["note", BACKWARD], record.entries)
-    return sum(entry[2] for entry in before if entry[:2] == ["collective", "broadcast"])
 
 
 def _gradients_of_passes(attempt: Any) -> str | None:
