@@ -1,6 +1,6 @@
 """Exercises of sitting 03A: wrap a module, one loss rule, a test that Adam cannot fool, one batch less.
 
-How each is tried and judged stands in a file of its own: `lesson03a_wrap` (and `_replicas`), `_loss`, `_alibi` and `_epoch`.
+How each is tried and judged stands in a file of its own: `lesson03a_wrap` and `_replicas`, `_loss`, `_alibi`, `_epoch`.
 """
 
 from __future__ import annotations
