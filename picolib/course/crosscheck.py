@@ -57,6 +57,7 @@ def ignored(attempt: Any) -> str | None:
         return None
     called = {name for record in attempt.ranks for name, *_ in record.collectives}
     what = "reduce-scatters" if any(name.startswith("reduce_scatter") for name in called) else "all-reduces"
+    what = what if "all_reduce" in called or what == "reduce-scatters" else "collectives"
     return (
         f"The values are right, but {ranks_text(ignoring)} {'does' if len(ignoring) == 1 else 'do'} not need the "
         f"{what} for them: with other numbers in every result they stay the same. What a rank ends with has to be "

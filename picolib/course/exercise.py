@@ -94,7 +94,7 @@ class Exercise:
         imports: modules that torch imports in the middle of such functions; done before the time is taken.
         keeps: the name of the first argument, where it must stay as it is; a returned tensor must not live in it.
         ignores: (attempt) -> the ranks that are right in a case in which the result of every all-reduce (and of torch's
-            reduce-scatters; not of picolib's) was changed;
+            reduces, reduce-scatters and all-to-alls; not of picolib's) was changed;
             such a case is tried where this is given.
         same_bits: every rank must end with the same bits.
         verified: the end of the text printed when passed; may use {messages}, {bytes}, {steps} of the first size.

@@ -127,15 +127,20 @@ class Notebook:
             if self.tamper == "messages":
                 over.tensors[0].detach().add_(TAMPERED)
         elif over is not None and self._is_reduction(*over.entry[1:4]):
-            self.reduction_over(over.tensors[0])
+            for tensor in over.tensors:
+                self.reduction_over(tensor)
 
     @staticmethod
     def _is_reduction(name: str, _: int, owner_name: str | None) -> bool:
-        """Whether the first tensor of a collective is a sum: torch's reduce-scatters give their output first."""
-        return name == "all_reduce" or (name.startswith("reduce_scatter") and owner_name is None)
+        """Whether a collective leaves a sum, or what may be added up to one, in the tensors that it has noted.
+
+        torch's give their output first; of picolib's it is known for the all-reduce alone.
+        """
+        torchs = ("reduce", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single")
+        return name == "all_reduce" or (name in torchs and owner_name is None)
 
     def reduction_over(self, tensor: torch.Tensor) -> None:
-        """Change the result of an all-reduce or a reduce-scatter in a tampered case: each number by a factor.
+        """Change a result of an all-reduce, a reduce-scatter, ... in a tampered case: each number by a factor.
 
         The factors are the same on all ranks.
 

@@ -20,7 +20,9 @@ LEAF = "A parameter may not be changed in place while autograd watches: write in
 VIEW = "is a view and is being modified inplace"
 WATCHED = "Autograd watches this tensor: put the flat one together of p.detach(), or of p.data."
 PADDING = "Cut the zeros at the end off before you split: flat[:total].split(sizes)."
+DTYPE = "Parameters and gradients are float64 here: make room in their dtype, as with torch.empty_like(part)."
 EMPTY = "A rank may hold no part at all: shards is an empty list, its square is 0, and it takes part all the same."
+START = "Begin with torch.zeros((), dtype=torch.float64), and add to it."
 ODD_LENGTH = r"outputShape\[0\] \* worldSize == inputShape|same size as output size times"
 
 EXERCISES = (
@@ -40,7 +42,13 @@ EXERCISES = (
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),
-        raised=((ODD_LENGTH, UNEVEN), ("a leaf Variable", LEAF), ("split_with_sizes", PADDING), (VIEW, WATCHED)),
+        raised=(
+            (ODD_LENGTH, UNEVEN),
+            (r"float vs\.? double", DTYPE),
+            ("a leaf Variable", LEAF),
+            ("split_with_sizes", PADDING),
+            (VIEW, WATCHED),
+        ),
         verified="parameters equal one process's after each step, state is 1/N, 2(N-1)/N·Ψ sent",
         hints=(
             "An all-reduce is a reduce-scatter and an all-gather. What can be done in between, and by whom?",
@@ -67,6 +75,11 @@ EXERCISES = (
         allows=COLLECTIVES | {"barrier"},
         rules=(only("all_reduce"),),
         blocked=EMPTY,
+        raised=(
+            (r"ZeroDivisionError", "The norm is 0 where all gradients are 0. Scale only where norm > max_norm."),
+            (r"but\s+got <class 'int'|non-empty TensorList|non-empty list|'int' object", f"{EMPTY} {START}"),
+            (r"[Dd]type.* differ|has float(32|64)", f"{EMPTY} {START} Gradients are float64 here."),
+        ),
         tags=("gradients",),
         verified="the norm counts every element once, also where a rank has no part; one number all-reduced",
         hints=(

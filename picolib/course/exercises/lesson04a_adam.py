@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 
 
 @dataclass
 class Adam:
-    """The update that the learner is given: `update(part, gradient, state)`. It remembers what it was called with."""
+    """The update that the learner is given: `update(part, gradient, state)`. It remembers what it was called with.
+
+    `calls` is one list for all: whoever makes a copy of the update, or another one, is seen as well.
+    """
 
     lr: float
     betas: tuple[float, float]
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: ClassVar[list[dict[str, Any]]] = []
 
     @torch.no_grad()
     def __call__(self, part: torch.Tensor, gradient: torch.Tensor, state: dict) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from picolib.course.exercises.lesson04a_common import nothing_ready_made
 from picolib.course.words import apart, number_of, ranks_text
 
 CLOSE = 1e-6  # relative: PyTorch's own adds 1e-6 to the norm
-SHARDS, REPLICATED = ((2, 3), (5,)), ((3,), (2, 2))
+SHARDS, REPLICATED = ((2, 3), (5,)), ((3,), (2, 2), ())
 
 
 def clip_cases(world_size: int, seed: int) -> list[Case]:
@@ -30,7 +31,15 @@ def clip_cases(world_size: int, seed: int) -> list[Case]:
     ]
     if world_size == 4:
         made.append(_random("groups", [[0, 2], [1, 3]], random, 0.3))
-    return [*made, _random("empty", everybody, random, 0.3, nobody=world_size - 1)]
+    made.append(_random("empty", everybody, random, 0.3, nobody=world_size - 1))
+    return [*made, _zeros(everybody, world_size)]
+
+
+def _zeros(groups: list[list[int]], n: int) -> Case:
+    """All gradients are 0, as in a first step: the norm is 0, and nobody may divide by it."""
+    shards = [[torch.zeros(shape, dtype=torch.float64) for shape in SHARDS] for _ in range(n)]
+    case = _case("zeros", groups, shards, [[torch.zeros(3, dtype=torch.float64)] for _ in range(n)], 1.0)
+    return replace(case, inputs=tuple(({**given, "max_norm": 0.5},) for (given,) in case.inputs))
 
 
 def _digits(n: int) -> list[list[torch.Tensor]]:
@@ -205,7 +214,10 @@ def _wrong_scale(attempt: Any, rank: int, name: str, before: Any, after: Any, fa
     if after.shape == before.shape and torch.equal(before, after):
         return f"{head} are as they were: scale them in place, by max_norm / norm, such as g.mul_(...)."
     ratio = float((after / before).flatten()[0])
-    ours = f"are scaled by {ratio:.4g}, where {factor:.4g} is right"
+    texts = apart(ratio, factor)
+    ours = f"are scaled by {texts[0]}, where {texts[1]} is right"
+    if not math.isfinite(ratio):
+        return f"{head} are no numbers any more: where the norm is 0 (or smaller than max_norm), nothing is to be done."
     if factor == 1:
         return f"{head} {ours}: the norm is below max_norm, and clipping never makes a gradient larger."
     if math.isclose(ratio, factor**2, rel_tol=1e-4):

@@ -65,7 +65,10 @@ def _replaced(owner: Any, name: str, make: Callable[[Callable], Callable]) -> It
 
 
 def elements_in(state: Any, seen: set[int] | None = None) -> int:
-    """How many numbers the tensors hold that can be reached from here, each storage once."""
+    """How many numbers can be reached from here: each storage of tensors once, arrays, bytes (8 are one) and lists.
+
+    A number that has a name of its own, such as a count of steps, is not counted.
+    """
     seen = set() if seen is None else seen
     if isinstance(state, torch.Tensor):
         storage = state.untyped_storage()
@@ -73,10 +76,12 @@ def elements_in(state: Any, seen: set[int] | None = None) -> int:
         seen.add(storage.data_ptr())
         return 0 if known else storage.nbytes() // state.element_size()
     if isinstance(state, dict):
-        return sum(elements_in(value, seen) for value in state.values())
+        return sum(elements_in(value, seen) for value in state.values() if not isinstance(value, (int, float)))
     if isinstance(state, (list, tuple)):
         return sum(elements_in(value, seen) for value in state)
-    return 0
+    if isinstance(state, (bytes, bytearray)):
+        return len(state) // FLOAT64
+    return int(getattr(state, "size", isinstance(state, (int, float))))
 
 
 def too_many_bytes(attempt: Any, elements: int, most: int, steps: int = 1) -> str | None:

@@ -132,7 +132,7 @@ def train_with(fn: Any, arguments: tuple) -> dict[str, Any]:
             fn(model, list(given["batches"]), given["lr"])
     finally:
         hook.remove()
-    kept = max((_moments(optimizer) for optimizer in used.values()), default=0)
+    kept = sum(_moments(optimizer) for optimizer in used.values())
     return {"parameters": flat(model), "kept": kept, "first": first, "forwards": len(model.seen)}
 
 

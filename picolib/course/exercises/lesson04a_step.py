@@ -15,10 +15,17 @@ from picolib.course import digits
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson04a_adam import Adam
-from picolib.course.exercises.lesson04a_common import by_torch_alone, elements_in, nothing_ready_made, too_many_bytes
+from picolib.course.exercises.lesson04a_common import (
+    by_torch_alone,
+    elements_in,
+    nothing_ready_made,
+    too_many_bytes,
+)
 from picolib.course.words import apart, number_of, ranks_text, times
 
 SMALL = ((2, 3), (4,), (1,))  # 11 parameters: no number of ranks above 1 divides that
+SMALL_CHANGE = 32  # numbers in state beside the moments: counts of steps, some lengths
+NOTHING = "0"  # stands for a gradient that is 0, as padding is
 LARGE = ((17, 29), (64,), (1,), (21, 21))  # 999
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -65,6 +72,7 @@ def take_steps(fn: Any, arguments: tuple) -> dict[str, Any]:
     parts = given["start"].split(_lengths(shapes))
     parameters = [nn.Parameter(part.view(shape).clone()) for part, shape in zip(parts, shapes, strict=True)]
     update, state, after, calls = Adam(**given["adam"]), {}, [], []
+    update.calls.clear()
     with nothing_ready_made():
         for gradient in given["gradients"]:
             for p, part in zip(parameters, gradient.split(_lengths(shapes)), strict=True):
@@ -89,7 +97,7 @@ def judge_steps(attempt: Any) -> str | None:
 def steps_ignored(attempt: Any) -> list[int]:
     """Ranks that hand right means to `update` in a case in which the sums that they were given were changed."""
     n = attempt.world_size
-    right = [{number.counts if number else None for number in _numbers(attempt, r)} == {(1,) * n} for r in range(n)]
+    right = [bool(_places(attempt, rank)) for rank in range(n)]
     return [rank for rank, record in enumerate(attempt.ranks) if right[rank] and by_torch_alone(record)]
 
 
@@ -119,11 +127,24 @@ def _every_rank_has_a_part(attempt: Any) -> bool:
 
 
 def _numbers(attempt: Any, rank: int, factor: int = 1) -> list[digits.Number | None]:
-    """What was given to update in the first step, times N, read as digits (padding, which is 0, left out)."""
-    n = attempt.world_size
-    flat = torch.cat([call["gradient"].flatten() for call in attempt.outputs[rank]["calls"][0]] or [torch.zeros(0)])
-    scaled = (flat.double() * n * factor / digits.PLACE).round() * digits.PLACE
-    return [digits.read(x, n) for x in scaled.tolist() if x]
+    """What was given to `update` in the first step, times N, read as digits (padding, where it is 0, left out)."""
+    return [number for _, number in _handed(attempt, rank, factor) if number != NOTHING]
+
+
+def _handed(attempt: Any, rank: int, factor: int = 1) -> list[tuple[float, digits.Number | None | str]]:
+    """(number of the part, its gradient times N read as digits) of each element that `update` was given first."""
+    n, calls = attempt.world_size, attempt.outputs[rank]["calls"][0]
+    part, gradient = (torch.cat([call[name].flatten().double() for call in calls] or [torch.zeros(0)])
+                      for name in ("part", "gradient"))  # fmt: skip
+    scaled = (gradient * n * factor / digits.PLACE).round() * digits.PLACE
+    read = [digits.read(x, n) if x else NOTHING for x in scaled.tolist()]
+    return list(zip(part.tolist(), read, strict=True))
+
+
+def _places(attempt: Any, rank: int) -> list[tuple[float, int | None]]:
+    """(number of the part, place of its gradient) of the elements whose gradient is the mean of everybody's."""
+    every = (1,) * attempt.world_size
+    return [(x, g.place) for x, g in _handed(attempt, rank) if isinstance(g, digits.Number) and g.counts == every]
 
 
 def _gradients(attempt: Any) -> str | None:
@@ -131,6 +152,8 @@ def _gradients(attempt: Any) -> str | None:
     n = attempt.world_size
     if attempt.case.kind != "digits" or n == 1:
         return None
+    if {place for rank in range(n) for _, place in _places(attempt, rank)} == set(range(_total(attempt))):
+        return None  # what else there is may be padding, whatever stands in it
     for rank in range(n):
         counts = {number.counts if number else None for number in _numbers(attempt, rank)}
         if counts and counts != {(1,) * n}:
@@ -168,12 +191,17 @@ def _state(attempt: Any) -> str | None:
     most = _most(attempt) // n
     for rank, output in enumerate(attempt.outputs):
         stepped = max(sum(call["part"].numel() for call in calls) for calls in output["calls"])
-        kept = max(output["kept"] / 2, stepped)
-        if n > 1 and kept > most:
-            ratio = min(kept, total) / (total / n) if kept < total + n else kept / (total / n)
+        if n > 1 and stepped > most:
+            ratio = min(stepped, total) / (total / n) if stepped < total + n else stepped / (total / n)
             return (
                 f"rank {rank}: its state holds {ratio:.1f}x of its share. update is called with {stepped:,} of "
                 f"{total:,} numbers, and keeps two moments for each; its share is 1/{n} of them."
+            )
+        more = output["kept"] - 2 * stepped - SMALL_CHANGE
+        if n > 1 and more > 0:
+            return (
+                f"rank {rank}: after the last step there are {more:,} numbers in state that are not the moments of its "
+                "part. What update keeps is all that may be kept from step to step."
             )
     return None
 
@@ -185,10 +213,9 @@ def _parts(attempt: Any) -> str | None:
         return None
     owners: dict[int, list[int]] = {}
     for rank in range(n):
-        places = [number.place for number in _numbers(attempt, rank) if number]
-        for place in places:
+        for _, place in _places(attempt, rank):
             owners.setdefault(place, []).append(rank)
-        wrong = _mismatch(attempt, rank, places)
+        wrong = _mismatch(attempt, rank)
         if wrong:
             return wrong
     nobodys = [place for place in range(total) if place not in owners]
@@ -207,17 +234,14 @@ def _parts(attempt: Any) -> str | None:
     return None
 
 
-def _mismatch(attempt: Any, rank: int, places: list[int | None]) -> str | None:
+def _mismatch(attempt: Any, rank: int) -> str | None:
     """Parameter i is i before the first step, so a part says which parameters are in it."""
-    part = torch.cat([call["part"].flatten() for call in attempt.outputs[rank]["calls"][0]])
-    gradient = torch.cat([call["gradient"].flatten() for call in attempt.outputs[rank]["calls"][0]])
-    mine = part[gradient != 0].round().long().tolist()
-    pair = next(((a, b) for a, b in zip(mine, places, strict=False) if a != b), None)
+    pair = next((pair for pair in _places(attempt, rank) if round(pair[0]) != pair[1]), None)
     if pair is None:
         return None
     return (
-        f"rank {rank}: in its part parameter {pair[0]} (counted from 0) meets the gradient of parameter {pair[1]}. "
-        "Lay parameters and gradients out in the same way, and cut both into the same parts."
+        f"rank {rank}: in its part parameter {round(pair[0])} (counted from 0) meets the gradient of parameter "
+        f"{pair[1]}. Lay parameters and gradients out in the same way, and cut both into the same parts."
     )
 
 
@@ -274,9 +298,11 @@ def _fault(attempt: Any, rank: int, got: list[torch.Tensor], right: torch.Tensor
             "put together."
         )
     texts = apart(float(mine[index]), float(right[index]))
+    close = torch.allclose(mine, right, rtol=1e-5, atol=1e-6)
+    odd = " Somewhere they went through float32: make room with torch.empty_like(...), in their dtype." if close else ""
     same = all(torch.allclose(mine, other, **CLOSE) for other in got)
     who = "all ranks agree, but not with one process:" if same else f"rank {rank}:"
-    return f"{who} parameter {index} (counted from 0) is {texts[0]}, where {texts[1]} is right."
+    return f"{who} parameter {index} (counted from 0) is {texts[0]}, where {texts[1]} is right.{odd}"
 
 
 def _bytes(attempt: Any) -> str | None:

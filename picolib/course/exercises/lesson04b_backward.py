@@ -62,7 +62,7 @@ def _batch(kind: str, rank: int, random: torch.Generator) -> tuple[torch.Tensor,
     """The input of the stack, and the gradient of its output: [batch, width] each, of some rows."""
     rows = BATCHES[-1] if kind == "powers" else BATCHES[int(torch.randint(len(BATCHES), (), generator=random))]
     x, grad = (torch.randn(rows, width, dtype=torch.float64, generator=random) for width in (WIDTHS[0], WIDTHS[-1]))
-    return (x, grad) if kind != "powers" else (x.abs() * 10.0**rank, torch.ones_like(grad))
+    return (x, grad) if kind != "powers" else (x.abs() * 10.0**rank, torch.full_like(grad, 1.0 + rank))
 
 
 def most_alive(ranks: int) -> float:
@@ -82,6 +82,8 @@ def run_steps(fn: Callable, arguments: tuple) -> dict[str, Any]:
     with no_ready_made_fsdp():
         for x, grad in batches:
             shards = [part.clone().requires_grad_() for part in parts]
+            for shard in shards:
+                shard.grad = torch.ones_like(shard)  # as of another micro-batch: a backward pass adds to it
             alive, x = Alive(most_alive(n)), x.clone().requires_grad_()
             with alive:
                 y = x
@@ -93,10 +95,15 @@ def run_steps(fn: Callable, arguments: tuple) -> dict[str, Any]:
                 if y.requires_grad and y.shape == grad.shape:
                     (y * grad).sum().backward()
                 left = alive.now(most_left(n))
-            steps.append({"y": y.detach(), "x": x.grad, "shards": [s.grad for s in shards], "graph": y.requires_grad,
+            steps.append({"y": y.detach(), "x": x.grad, "shards": [_added(s) for s in shards], "graph": y.requires_grad,
                           "held": held[0], "objects": held[1], "most": alive.most, "left": left,
                           "given": alive.given, "unchanged": _unchanged(shards, parts)})  # fmt: skip
     return {"kind": "", "steps": steps}
+
+
+def _added(shard: torch.Tensor) -> torch.Tensor | None:
+    """What a backward pass has added to the gradient; None where that is nothing."""
+    return None if shard.grad is None or bool((shard.grad == 1).all()) else shard.grad - 1
 
 
 def _unchanged(shards: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> bool:
@@ -135,7 +142,10 @@ def judge_backward(attempt: Any) -> str | None:
             text = look(attempt, step, right)
             if text:
                 return ("The first step is right; in a later one, " if step else "") + text
-    return _memory_fault(attempt) or _bytes_fault(attempt) or _given_fault(attempt)
+    looks = [_memory_fault, _bytes_fault, _given_fault]
+    if any(call[0] == "all_reduce" for record in attempt.ranks for call in record.collectives):
+        looks.insert(0, _bytes_fault)  # whose parts are views that keep the whole
+    return next((text for look in looks if (text := look(attempt))), None)
 
 
 def _passes_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
@@ -196,6 +206,8 @@ def _why(got: torch.Tensor, exact: torch.Tensor, own: Sequence[torch.Tensor], ra
     for other in range(n):
         if any(same((sum(own) / n).chunk(n)[other] * f) for f in (1, n)):
             return f"that is the part of rank {other}. Rank {rank} keeps part {rank} of the gradient."
+    if same(exact - 1):
+        return "what .grad held before, from another micro-batch, is gone: return the gradient, autograd adds it up."
     missing = [q for q in range(n) if any(same((sum(own) - own[q]).chunk(n)[rank] / m) for m in (1, n, n - 1))]
     if missing:
         return f"{ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing in the mean."

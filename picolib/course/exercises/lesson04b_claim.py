@@ -13,6 +13,7 @@ from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson01a_count import LIBRARY, is_number, pick
 from picolib.course.words import times
 
+NO_ROOM = "Where the whole layers take all that the card has, no number of ranks is enough: the last answer is None."
 WORDS = ("the bytes on a rank", "whether they fit (True or False)", "the smallest number of ranks (or None)")
 
 
@@ -54,14 +55,24 @@ def claim_cases(world_size: int, seed: int) -> list[Case]:
     exact = Model(layer * 32, layer, 16, (2, 4, 12), 36.0 * layer + 8.0 * layer)
     little = Model(layer * 51, layer, pick(random, 4, 8), (2, 2, 12), 86.0 * layer)  # 10.2 ranks
     large = Model(layer * 3, layer, pick(random, 8, 16), (2, 2, 12), 5.5 * layer)
-    return [Case("claim", (tuple(model),), None) for model in (CLAIM, some, other, exact, little, large)]
+    full = Model(layer * 3, layer, pick(random, 8, 16), (2, 2, 12), 6.0 * layer)  # the whole layers, and no room beside
+    many = Model(layer * 101, layer, pick(random, 256, 512), (2, 2, 12), 7.0 * layer)  # 1616 ranks
+    models = (CLAIM, some, other, exact, little, large, full, many)
+    return [Case("claim", (tuple(model),), None) for model in models]
 
 
 def ask(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: what the function says."""
     with calls_into(*LIBRARY) as called:
         said = fn(*arguments)
+    if isinstance(said, (tuple, list)):
+        said = [_number(one) for one in said]
     return {"said": said, "borrowed": called[:1]}
+
+
+def _number(said: Any) -> Any:
+    """One number of torch or numpy (also their True and False) as Python's."""
+    return said.item() if getattr(said, "ndim", None) == 0 and hasattr(said, "item") else said
 
 
 def judge_claim(attempt: Any) -> str | None:
@@ -81,7 +92,7 @@ def _bytes_fault(model: Model, said: Any) -> str | None:
     right = model.state + model.whole
     if not is_number(said):
         return f"the first answer must be a number of bytes, not {values.shown(said)}."
-    if _close(said, right):
+    if _close(said, right) or abs(said - right) <= sum(model.each):  # of whole bytes, or parameters
         return None
     told = f"you say {said:,.0f} bytes on a rank; {right:,.0f} are right. "
     return told + next((why for wrong, why in _guesses(model) if _close(said, wrong)), _TERMS)
@@ -108,6 +119,10 @@ def _guesses(model: Model) -> Sequence[tuple[float, str]]:
         (
             model.state + model.whole / model.ranks,
             "Whole layers are whole on every rank: no number of ranks makes them less.",
+        ),
+        (
+            model.state + model.whole * (1 - 1 / model.ranks),
+            "A gathered layer is a tensor of its own: the rank's shard of it stays beside the whole.",
         ),
         (
             model.state + sum(model.each) * 2 * layer,
@@ -175,6 +190,7 @@ EXERCISE = Exercise(
     judge=judge_claim,
     sizes=(1,),
     rules=(borrowed,),
+    raised=((r"ZeroDivisionError|division by zero", NO_ROOM),),
     verified="state and whole layers right; 70B fits on 15 GPUs of 80 GB, and not on 8",
     hints=(
         "Shared out: sum(each) bytes for each parameter, over the ranks. Not shared out: what is whole, as in 4.5.",

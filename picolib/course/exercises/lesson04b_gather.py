@@ -21,6 +21,7 @@ from picolib.course.words import number_of
 LESSON = "04B_fsdp"
 WIDTH = 4  # numbers of an activation; a rank's part of a layer has a multiple of it
 PARTS = (8000, 12000, 16000, 10000, 14000)  # numbers of a part, of layers that differ
+PATIENCE_LEFT = 0.05  # seconds, for each layer
 OBJECTS = 20_000  # bytes of Python's own objects that every answer makes
 WRONG_ROOM = (
     (r"invalid tensor size", "There must be room for everybody's part: world size times len(shard) numbers, flat."),
@@ -63,6 +64,7 @@ class Layers:
     def compute(self, number: int, weight: Any, x: torch.Tensor) -> torch.Tensor:
         """x plus the sum of the weight's rows, squashed: it depends on every number, and on the order of layers."""
         with self.alive.paused():
+            self.alive.patience = max(self.alive.patience, PATIENCE_LEFT)
             bytes_alive, objects = self.alive.now(self.alive.limit), self.alive.objects(self.alive.limit)
             observe.note(f"begin {number}")
             kept = weight.detach().clone() if isinstance(weight, torch.Tensor) else weight
@@ -241,7 +243,10 @@ def _peak_fault(rank: int, output: dict, wholes: Sequence[torch.Tensor]) -> str 
     first, last = output["calls"][0]["alive"], output["calls"][-1]["alive"]
     if first > limit and first >= last:
         if first <= 2 * max(sizes) + min(sizes) / 2:
-            return head + "When the first layer computes, its weight is there twice: gather into one tensor."
+            return head + (
+                "When the first layer computes, its weight is there twice, or the next layer's is there: gather "
+                "into one tensor, without cat, and when its turn comes."
+            )
         return head + "All of them are gathered before the first one computes: gather a layer when its turn comes."
     if last > limit:
         return head + "What the layers before have used is never freed: keep no reference to it (a list, a dict)."

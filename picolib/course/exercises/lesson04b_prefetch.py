@@ -38,7 +38,7 @@ RAISED = (
         "Without async_op=True a collective is over when it returns, and it returns None: there is no handle.",
     ),
     (
-        r"IndexError: (list|tuple) index out of range",
+        r"IndexError: (list|tuple) index out of range|KeyError: \d+|cannot unpack non-iterable NoneType",
         "Is it i + 1? The layer after order[k] is order[k + 1], where there is one: in the backward pass that is not "
         "the one with the next number.",
     ),

@@ -148,7 +148,10 @@ def no_ready_made_fsdp() -> Iterator[None]:
 
 
 def _refuse(*_: Any, **__: Any) -> None:
-    raise RuntimeError("torch's FSDP does what this exercise asks for: here you write it yourself, with collectives.")
+    raise RuntimeError(
+        "torch's FSDP does what this exercise asks for (some more of torch's modules load it, too): here you write it "
+        "yourself, with the collectives of dist."
+    )
 
 
 class _NoImport:

@@ -290,14 +290,22 @@ def picolibs_step(parameters, state, update):
     put_back(parameters, flat)
 
 
-def sum_by_files(name, mine):
+def dummy_reduce_scatter(n):
+    dist.reduce_scatter_tensor(torch.empty(1), torch.ones(n))
+
+
+def dummy_exchange(n):
+    dist.all_to_all_single(torch.empty(n), torch.ones(n))
+
+
+def sum_by_files(name, mine, in_step=dummy_reduce_scatter):
     """The sum over ranks by files, and dummy collectives that only keep the ranks in step."""
     folder, n, rank = tempfile.gettempdir(), dist.get_world_size(), dist.get_rank()
     paths = [os.path.join(folder, f"picolib-{os.getppid()}-{name}-{r}") for r in range(n)]
     torch.save(mine, paths[rank])
-    dist.reduce_scatter_tensor(torch.empty(1), torch.ones(n))
+    in_step(n)
     total = sum(torch.load(path) for path in paths)
-    dist.reduce_scatter_tensor(torch.empty(1), torch.ones(n))
+    in_step(n)
     os.remove(paths[rank])
     return total
 
@@ -317,6 +325,103 @@ def by_the_store(parameters, state, update):
     store.set(f"gradients of {dist.get_rank()}", b"...")
 
 
+def flat_pair(parameters):
+    """Flat parameters and gradients, each with a tail of ones up to a multiple of the number of ranks."""
+    n, rows = dist.get_world_size(), ([p.detach() for p in parameters], [p.grad for p in parameters])
+    flat = [torch.cat([t.flatten() for t in tensors]) for tensors in rows]
+    return [F.pad(x, (0, -len(x) % n), value=1.0) for x in flat]
+
+
+def step_with(parameters, state, update, reduce):
+    weights, gradients = flat_pair(parameters)
+    part = weights.chunk(dist.get_world_size())[dist.get_rank()].clone()
+    update(part, reduce(gradients) / dist.get_world_size(), state)
+    dist.all_gather_into_tensor(weights, part)
+    put_back(parameters, weights)
+
+
+@right("4.1", "a reduce-scatter by all_to_all_single, and padding of ones")
+def by_all_to_all_single(parameters, state, update):
+    def reduce(gradients):
+        came = torch.empty_like(gradients)
+        dist.all_to_all_single(came, gradients)
+        return came.view(dist.get_world_size(), -1).sum(0)
+
+    step_with(parameters, state, update, reduce)
+
+
+@right("4.1", "a reduce-scatter by all_to_all")
+def by_all_to_all(parameters, state, update):
+    def reduce(gradients):
+        given = list(gradients.chunk(dist.get_world_size()))
+        came = [torch.empty_like(x) for x in given]
+        dist.all_to_all(came, given)
+        return torch.stack(came).sum(0)
+
+    step_with(parameters, state, update, reduce)
+
+
+@right("4.1", "a reduce to each rank, and padding that is not a number")
+def by_reduces(parameters, state, update):
+    def reduce(gradients):
+        total = sum(p.numel() for p in parameters)
+        gradients[total:] = math.nan
+        for rank, chunk in enumerate(gradients.chunk(dist.get_world_size())):
+            dist.reduce(chunk, rank)
+        return gradients.chunk(dist.get_world_size())[dist.get_rank()]
+
+    step_with(parameters, state, update, reduce)
+
+
+@wrong("4.1", "by files, and dummies of an all-to-all", "do not need the collectives")
+def by_files_and_exchanged(parameters, state, update):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    gradients = sum_by_files("gradients", flat_of([p.grad for p in parameters], n), dummy_exchange) / n
+    flat, part = stepped_part(parameters, gradients.chunk(n)[rank], state, update)
+    dist.all_gather_into_tensor(flat, part)
+    put_back(parameters, flat)
+
+
+@wrong("4.1", "plain DDP, by a copy of the update", "its state holds", "update is called with 15 of 11 numbers")
+def by_a_copy_of_the_update(parameters, state, update):
+    import copy
+
+    n, rank = dist.get_world_size(), dist.get_rank()
+    weights, gradients = (flat_of(t, n) for t in (parameters, [p.grad for p in parameters]))
+    dist.all_reduce(gradients)
+    update(weights.chunk(n)[rank].clone(), gradients.chunk(n)[rank] / n, state)
+    copy.deepcopy(update)(weights, gradients / n, globals().setdefault(f"hidden {len(weights)}", {}))
+    put_back(parameters, weights)
+
+
+@wrong("4.1", "the parameters in state, as a list", "numbers in state that are not the moments")
+def a_list_in_state(parameters, state, update):
+    one_flat_tensor(parameters, state, update)
+    state["w"] = flat_of(parameters, 1).tolist()
+
+
+@wrong("4.1", "the parameters in state, as an array", "numbers in state that are not the moments")
+def an_array_in_state(parameters, state, update):
+    one_flat_tensor(parameters, state, update)
+    state["w"] = flat_of(parameters, 1).numpy().copy()
+
+
+@wrong("4.1", "room in float32", "float vs", "make room in their dtype")
+def room_in_float32(parameters, state, update):
+    n = dist.get_world_size()
+    gradients = flat_of([p.grad for p in parameters], n)
+    dist.reduce_scatter_tensor(torch.empty(len(gradients) // n), gradients)
+
+
+@wrong("4.1", "through float32", "Somewhere they went through float32")
+def through_float32(parameters, state, update):
+    n = dist.get_world_size()
+    flat, part = stepped_part(parameters, mean_of_my_part(parameters), state, update)
+    gathered = torch.empty(len(part) * n)
+    dist.all_gather_into_tensor(gathered, part.float())
+    put_back(parameters, gathered)
+
+
 # 4.2 clip by the global norm
 
 
@@ -326,7 +431,7 @@ def square_of(gradients):
 
 def scale(gradients, max_norm, norm):
     for g in gradients:
-        g.mul_(min(1.0, max_norm / float(norm)))
+        g.mul_(min(1.0, max_norm / (float(norm) or max_norm)))
 
 
 @right("4.2", "squares of the shards, then the others'")
@@ -517,6 +622,63 @@ def clip_by_the_store(shards, replicated, max_norm, group):
     store = dist.distributed_c10d._get_default_store()
     store.set(f"square of {dist.get_rank()}", str(square_of(shards).item()))
     return 1.0
+
+
+@wrong("4.2", "divides by a norm of 0", "ZeroDivisionError", "Scale only where norm > max_norm")
+def divides_by_zero(shards, replicated, max_norm, group):
+    norm = norm_of(shards, replicated, group)
+    factor = max_norm / norm
+    if factor < 1:
+        for g in [*shards, *replicated]:
+            g.mul_(factor)
+    return norm
+
+
+@wrong("4.2", "leaves out the scalars", "replicated gradients are as they were", "scale them in place")
+def leaves_out_the_scalars(shards, replicated, max_norm, group):
+    norm = norm_of(shards, replicated, group)
+    scale([g for g in [*shards, *replicated] if g.dim()], max_norm, max(norm, 1e-9))
+    return norm
+
+
+@wrong("4.2", "too large an epsilon", "are scaled by 0.29999", "where 0.3")
+def too_large_an_epsilon(shards, replicated, max_norm, group):
+    norm = norm_of(shards, replicated, group)
+    scale([*shards, *replicated], max_norm, norm + 1e-4)
+    return norm
+
+
+@wrong("4.2", "a sum without a start", "'int'", "Begin with torch.zeros((), dtype=torch.float64)")
+def sum_without_a_start(shards, replicated, max_norm, group):
+    square = sum(g.square().sum() for g in shards)
+    return scaled_by(square, [*shards, *replicated], square_of(replicated), max_norm, group)
+
+
+@wrong("4.2", "an empty list stacked", "non-empty TensorList", "Begin with torch.zeros((), dtype=torch.float64)")
+def empty_list_stacked(shards, replicated, max_norm, group):
+    square = torch.stack([g.square().sum() for g in shards]).sum()
+    return scaled_by(square, [*shards, *replicated], square_of(replicated), max_norm, group)
+
+
+@wrong("4.2", "begins in float32", "float32", "Gradients are float64 here")
+def begins_in_float32(shards, replicated, max_norm, group):
+    square = torch.zeros(())
+    for g in shards:
+        square = square + g.square().sum()
+    return scaled_by(square, [*shards, *replicated], square_of(replicated), max_norm, group)
+
+
+def scaled_by(square, gradients, others, max_norm, group):
+    dist.all_reduce(square, group=group)
+    norm = float(square + others) ** 0.5
+    scale(gradients, max_norm, norm)
+    return norm
+
+
+def norm_of(shards, replicated, group):
+    square = square_of(shards)
+    dist.all_reduce(square, group=group)
+    return float(square + square_of(replicated)) ** 0.5
 
 
 # 4.6 the optimizer that moved nothing
@@ -766,6 +928,73 @@ def torchs_zero_again(model, batches, lr):
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=lr)
+
+
+@right("4.6", "a reduce-scatter by all_to_all_single")
+def moved_by_all_to_all(model, batches, lr):
+    flat, shard = sharded(model)
+    optimizer = adamw([shard], lr)
+    for batch in batches:
+        model(batch).mean().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        came = torch.empty_like(gradient)
+        dist.all_to_all_single(came, gradient)
+        shard.grad = came.view(dist.get_world_size(), -1).mean(0)
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)
+
+
+@right("4.6", "a reduce to each rank")
+def moved_by_reduces(model, batches, lr):
+    flat, shard = sharded(model)
+    n, rank = dist.get_world_size(), dist.get_rank()
+    optimizer = adamw([shard], lr)
+    for batch in batches:
+        model(batch).mean().backward()
+        parts = torch.cat([p.grad.flatten() for p in model.parameters()]).chunk(n)
+        model.zero_grad()
+        for other, part in enumerate(parts):
+            dist.reduce(part, other)
+        shard.grad = parts[rank] / n
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)
+
+
+@wrong("4.6", "an optimizer for each rank's part, on every rank", "optimizer state holds 4.0x of its share")
+def all_optimizers_everywhere(model, batches, lr):
+    flat, _ = sharded(model)
+    n, rank = dist.get_world_size(), dist.get_rank()
+    parts = [torch.nn.Parameter(part) for part in flat.chunk(n)]
+    order = [rank, *(r for r in range(n) if r != rank)]
+    optimizers = [adamw([parts[r]], lr) for r in order]
+    for batch in batches:
+        model(batch).mean().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        dist.all_reduce(gradient)
+        for part, mine in zip(parts, gradient.chunk(n), strict=True):
+            part.grad = mine / n
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+@wrong("4.6", "AdamW by hand", "has used no torch.optim optimizer")
+def adamw_by_hand(model, batches, lr):
+    flat, shard = sharded(model)
+    n, part = dist.get_world_size(), shard.data
+    mean, square = torch.zeros_like(part), torch.zeros_like(part)
+    for step, batch in enumerate(batches, 1):
+        model(batch).mean().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        model.zero_grad()
+        own = torch.empty_like(part)
+        dist.reduce_scatter_tensor(own, gradient / n)
+        mean.lerp_(own, 0.1)
+        square.mul_(0.95).addcmul_(own, own, value=0.05)
+        part *= 1 - lr * 0.01
+        part -= lr * (mean / (1 - 0.9**step)) / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
+        dist.all_gather_into_tensor(flat, part)
 
 
 @wrong("4.6", "by files, and dummies", "ranks 0-3 do not need the reduce-scatters")

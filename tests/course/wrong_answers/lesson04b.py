@@ -588,6 +588,44 @@ def kept_after_the_step(shard, x):
     return Linear.apply(shard, x)
 
 
+@wrong("4.4", "the mean of x's gradients, by an all-reduce", "the gradient of x is wrong", "every rank keeps its own")
+def reduces_the_gradient_of_x(shard, x):
+    def mean(grad):
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad / dist.get_world_size()
+
+    y = linear()(shard, x)
+    x.register_hook(mean)
+    return y
+
+
+@wrong("4.4", "all-reduce, and a view of the whole", "1.33x the bytes", "keeps 1/N")
+def all_reduce_and_view(shard, x):
+    return linear(
+        collective="all_reduce", mean=False, weight_gradient=lambda grad, x: grad.T @ x / dist.get_world_size()
+    )(shard, x)
+
+
+@wrong("4.4", "writes .grad itself", "from another micro-batch, is gone", "autograd adds it up")
+def writes_grad_itself(shard, x):
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return x @ gathered(shard).view(-1, x.shape[1]).T
+
+        @staticmethod
+        def backward(ctx, grad):
+            kept, x = ctx.saved_tensors
+            own = torch.empty_like(kept)
+            dist.reduce_scatter_tensor(own, (grad.T @ x).flatten())
+            shard.grad = own / dist.get_world_size()
+            return None, grad @ gathered(kept).view(-1, x.shape[1])
+
+    return Linear.apply(shard, x)
+
+
 @right("4.4", "the layer runs again in backward, and autograd differentiates it")
 def runs_again(shard, x):
     n = dist.get_world_size()
@@ -803,6 +841,17 @@ def beyond_the_last(shards, order, compute):
         del handle, whole
 
 
+@wrong("4.5", "i + 1, or nothing", "cannot unpack", "The layer after order[k] is order[k + 1]")
+def next_number_or_nothing(shards, order, compute):
+    coming = start(shards[order[0]])
+    for i in order:
+        handle, whole = coming
+        handle.wait()
+        coming = start(shards[i + 1]) if i + 1 < len(shards) else None
+        compute(i, whole)
+        del handle, whole
+
+
 @wrong("4.5", "no async_op", "has no attribute 'wait'", "Without async_op=True", "it returns None")
 def no_async_op(shards, order, compute):
     for i in order:
@@ -935,12 +984,40 @@ def strictly_below(parameters, largest, ranks, each, card):
 @wrong("4.7", "a layer that fits nowhere", "it fits on no number of them (None)")
 def always_somewhere(parameters, largest, ranks, each, card):
     whole, state = (2 * each[0] + each[1]) * largest, sum(each) * parameters
-    return answer(state / ranks + whole, state, whole, card, math.ceil(abs(state / (card - whole))))
+    return answer(state / ranks + whole, state, whole, card, math.ceil(abs(state / (card - whole or 1))))
 
 
 @wrong("4.7", "the claim's numbers, known by heart", "bytes on a rank")
 def by_heart(parameters, largest, ranks, each, card):
     return 145_133_926_400.0, False, 15
+
+
+@right("4.7", "numbers of torch, and a share in whole bytes")
+def numbers_of_torch(parameters, largest, ranks, each, card):
+    whole, state = (2 * each[0] + each[1]) * largest, sum(each) * parameters
+    smallest = torch.tensor(math.ceil(state / (card - whole))) if card > whole else None
+    return torch.tensor(state // ranks + whole), torch.tensor(state / ranks + whole <= card), smallest
+
+
+@wrong("4.7", "tries a hundred ranks", "the smallest number of ranks on which it fits is 1616, not None")
+def tries_a_hundred(parameters, largest, ranks, each, card):
+    whole, state = (2 * each[0] + each[1]) * largest, sum(each) * parameters
+    smallest = next((n for n in range(1, 129) if state / n + whole <= card), None)
+    return answer(state / ranks + whole, state, whole, card, smallest) if smallest else (
+        state / ranks + whole, state / ranks + whole <= card, None)  # fmt: skip
+
+
+@wrong("4.7", "no room at all", "division by zero", "no number of ranks is enough: the last answer is None")
+def divides_by_no_room(parameters, largest, ranks, each, card):
+    whole, state = (2 * each[0] + each[1]) * largest, sum(each) * parameters
+    smallest = None if card < whole else math.ceil(state / (card - whole))
+    return state / ranks + whole, state / ranks + whole <= card, smallest
+
+
+@wrong("4.7", "the shards are part of the whole", "stays beside the whole")
+def shards_inside(parameters, largest, ranks, each, card):
+    whole, state = (2 * each[0] + each[1]) * largest, sum(each) * parameters
+    return state / ranks + whole * (1 - 1 / ranks), False, None
 
 
 @wrong("4.7", "asks picolib", "your function calls picolib.")
