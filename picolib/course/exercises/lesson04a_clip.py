@@ -31,8 +31,8 @@ def clip_cases(world_size: int, seed: int) -> list[Case]:
     ]
     if world_size == 4:
         made.append(_random("groups", [[0, 2], [1, 3]], random, 0.3))
-    made.append(_random("empty", everybody, random, 0.3, nobody=world_size - 1))
-    return [*made, _zeros(everybody, world_size)]
+    made.append(_zeros(everybody, world_size))
+    return [*made, _random("empty", everybody, random, 0.3, nobody=world_size - 1)]
 
 
 def _zeros(groups: list[list[int]], n: int) -> Case:
