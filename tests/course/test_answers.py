@@ -1,13 +1,14 @@
 """Every row of the table of answers: the right ones pass, the wrong ones are told what is wrong with them."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from picolib.course.catalogue import by_id, exercises
 from picolib.course.check import examine, failed_text
 
-from .wrong_answers import Answer, load
+from .wrong_answers import Answer, load, to_markdown
 
 ANSWERS = load()
 
@@ -31,3 +32,10 @@ def test_each_exercise_has_at_least_two_right_answers_and_at_least_three_wrong_o
     wrong, right = (Counter(a.exercise for a in ANSWERS if bool(a.says) is kind) for kind in (True, False))
     assert [id_ for id_ in exercises() if right[id_] < 2] == []
     assert [id_ for id_ in exercises() if wrong[id_] < 3] == []
+
+
+def test_the_page_of_the_docs_is_this_table():
+    page = Path(__file__).parents[2] / "docs" / "answers.md"
+    assert page.read_text(encoding="utf-8") == to_markdown() + "\n", (
+        "python -m tests.course.wrong_answers > docs/answers.md"
+    )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,13 +84,23 @@ def load() -> list[Answer]:
 
 
 def to_markdown() -> str:
-    """The table for the docs."""
-    lines = ["| exercise | answer | told |", "|---|---|---|"]
-    for answer in load():
-        told = "; ".join(answer.says).replace("|", "\\|") if answer.says else "*right*"
-        lines.append(f"| {answer.exercise} | {answer.name} | {told} |")
+    """The page of the docs (docs/answers.md), one table an exercise."""
+    from picolib.course.catalogue import exercises
+
+    lines = [
+        "# What people answer, and what they are told",
+        "",
+        "Every row is a test: the answer is tried as a learner's would be, and its diagnosis must contain these words.",
+        "An answer that a check let pass, or whose message did not help, belongs into `tests/course/wrong_answers/`;",
+        "`python -m tests.course.wrong_answers > docs/answers.md` writes this page anew.",
+    ]
+    table = load()
+    for id_, exercise in exercises().items():
+        rows = [answer for answer in table if answer.exercise == id_]
+        lines += ["", f"## {id_} {exercise.title}", "", "| answer | told |", "|---|---|"]
+        lines += [f"| {_cell(answer.name)} | {_cell('; '.join(answer.says)) or '*right*'} |" for answer in rows]
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    sys.stdout.write(to_markdown() + "\n")
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;").replace("*", "\\*")
