@@ -57,6 +57,7 @@ def _with_given_code(source: str) -> str:
     if found is None:
         return source
     alive = re.sub(r"^([ \t]*)# ?", r"\1", found[1], flags=re.MULTILINE)
+    alive = re.sub(r"[ \t]+$", "", alive, flags=re.MULTILINE)  # an empty line is empty
     before = re.sub(r"[ \t]*# your code here\n[ \t]*raise NotImplementedError\n\Z", "", source[: found.start()])
     return (before + alive + source[found.end() :]).rstrip("\n")
 
