@@ -6,7 +6,6 @@ import contextlib
 import gc
 import sys
 import time
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from picolib.course.exercise import COLLECTIVES
+from picolib.course.exercises import traced
 
 GATHERS = frozenset({"all_gather_into_tensor", "all_gather"})
 PATIENCE, STEP = 0.3, 0.002
@@ -36,6 +36,7 @@ class Alive(TorchDispatchMode):
         self.made: dict[int, Any] = {}  # address of a storage -> a weak reference to it
         self.limit, self.most, self.off = limit, 0, False
         self.given: list[torch.Tensor] = []
+        self.before = 0  # bytes of Python's objects when it began
         self.patience = PATIENCE  # seconds that all waiting together may take
 
     @classmethod
@@ -44,19 +45,19 @@ class Alive(TorchDispatchMode):
 
     def __enter__(self) -> Alive:
         super().__enter__()
-        tracemalloc.start()
+        self.before = traced.begin()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        tracemalloc.stop()
+        traced.end()
         super().__exit__(*error)
 
     def objects(self, limit: float = float("inf")) -> int:
         """Bytes of Python's own objects that were made inside, and are alive; above `limit` without what is garbage."""
-        found = tracemalloc.get_traced_memory()[0]
+        found = traced.now() - self.before
         if found > limit:
             gc.collect()
-            found = tracemalloc.get_traced_memory()[0]
+            found = traced.now() - self.before
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

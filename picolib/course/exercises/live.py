@@ -9,7 +9,6 @@ Unseen remains what leaves the process, such as a file, and memory that is neith
 from __future__ import annotations
 
 import gc
-import tracemalloc
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from picolib.course.exercises import traced
 
 
 class Live(TorchDispatchMode):
@@ -35,7 +36,7 @@ class Live(TorchDispatchMode):
         self.places = {storage._cdata for storage in self.known}
         self.weights = {weight.untyped_storage()._cdata: number for number, weight in enumerate(weights)}
         self.products: Counter[int] = Counter()
-        self.now = self.most = self.most_objects = 0
+        self.now = self.most = self.most_objects = self.before = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -43,18 +44,18 @@ class Live(TorchDispatchMode):
 
     def __enter__(self) -> Live:
         super().__enter__()
-        tracemalloc.start()
+        self.before = traced.begin()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.most_objects = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+        self.most_objects = traced.peak() - self.before
+        traced.end()
         super().__exit__(*error)
 
     def objects(self) -> int:
         """Bytes of Python's own objects (numbers, bytes, numpy's arrays) that were made inside, and are alive."""
         gc.collect()
-        return tracemalloc.get_traced_memory()[0]
+        return traced.now() - self.before
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if "mm" in function.__name__:

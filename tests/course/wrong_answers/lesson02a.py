@@ -1,5 +1,9 @@
 """Answers to the exercises of sitting 02A."""
 
+import os
+import tempfile
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -244,16 +248,27 @@ def sums_in_x(x):
     return around(x, -1, dist.get_world_size() - 1)
 
 
+def by_files(x):
+    """Every rank's chunk for this rank, without a message."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    by_files.calls = getattr(by_files, "calls", 0) + 1  # in a run of several cases each has files of its own
+    path = os.path.join(tempfile.gettempdir(), f"picolib-fake-{os.getppid()}-{n}-{by_files.calls}-{{}}")
+    torch.save(x, path.format(rank) + ".part")
+    os.replace(path.format(rank) + ".part", path.format(rank))
+    while not all(os.path.exists(path.format(other)) for other in range(n)):
+        time.sleep(0.001)
+    chunks = [torch.load(path.format(other)).double().chunk(n)[rank] for other in range(n)]
+    dist.barrier()
+    os.remove(path.format(rank))
+    return torch.stack(chunks).sum(0).to(x.dtype)
+
+
 @wrong("2.3", "dummies sent, the numbers by another way", "no message to rank 0 carries", "by another way")
 def dummies(x):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    store, chunks = dist.distributed_c10d._get_default_store(), []
-    for other in range(n):
-        store.set(f"{rank}{other}{x.dtype}", str(x.double().chunk(n)[other].tolist()))
+    n = dist.get_world_size()
+    result = by_files(x)
     around(torch.zeros_like(x), -1, n - 1)
-    for other in range(n):
-        chunks.append(torch.tensor(eval(store.get(f"{other}{rank}{x.dtype}")), dtype=torch.float64))
-    return torch.stack(chunks).sum(0).to(x.dtype)
+    return result
 
 
 @wrong("2.3", "everybody sends to everybody", "rank 0 sent to rank 2; here it sends only to rank 1")
@@ -322,14 +337,10 @@ def another_chunk_added(x):
 
 @wrong("2.3", "right messages, and the result by another way", "ranks 0-3 do not need the messages")
 def right_dummies(x):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    store, chunks = dist.distributed_c10d._get_default_store(), []
-    for other in range(n):
-        store.set(f"{rank}{other}{x.dtype}", str(x.double().chunk(n)[other].tolist()))
+    n = dist.get_world_size()
+    result = by_files(x)
     around(x.clone(), -1, n - 1)
-    for other in range(n):
-        chunks.append(torch.tensor(eval(store.get(f"{other}{rank}{x.dtype}")), dtype=torch.float64))
-    return torch.stack(chunks).sum(0).to(x.dtype)
+    return result
 
 
 @wrong("2.3", "its own notes forged", "rank 0 sent rank 1 2 messages", "rank 1 received 3", "one send and one receive")
