@@ -7,8 +7,6 @@ Direct and ring take blocks of any sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from picolib.comm.chunks import span
@@ -32,22 +30,18 @@ def naive(link: Link, blocks: list[torch.Tensor]) -> Steps:
     yield [link.send(span(blocks, 0, link.size), r, step=1) for r in others]
 
 
-def ring(link: Link, blocks: list[torch.Tensor], use: Callable[[int], None] = lambda number: None) -> Steps:
+def ring(link: Link, blocks: list[torch.Tensor]) -> Steps:
     """Each step passes the block that arrived last to the right, until everybody has seen all.
 
-    n-1 steps, (n-1)/n·S bytes sent, all of them to one neighbour. `use(r)` is called once block r is there, while the
-    messages of the next step are on their way.
+    n-1 steps, (n-1)/n·S bytes sent, all of them to one neighbour.
     """
     n, left, right = link.size, link.rank - 1, (link.rank + 1) % link.size
     for step in range(n - 1):
         outgoing, incoming = (link.rank - step) % n, (link.rank - step - 1) % n
-        messages = [
+        yield [
             link.recv(blocks[incoming], left % n, chunk=incoming, step=step),
             link.send(blocks[outgoing], right, chunk=outgoing, step=step),
         ]
-        use(outgoing)
-        yield messages
-    use(right)  # whose block has come the whole way round
 
 
 def direct(link: Link, blocks: list[torch.Tensor]) -> Steps:

@@ -94,8 +94,12 @@ class Call:
         root: int | None = None,
         strict_shapes: bool = True,
         splits: Any = None,
+        run: Any = None,
     ) -> engine.Work | None:
-        """Announce the call, then run the algorithm on its arguments: to the end, or up to its first wait."""
+        """Announce the call, then run the algorithm on its arguments: to the end, or up to its first wait.
+
+        `run` stands in for the algorithm that was chosen: a variant of it, see `fused`.
+        """
         members, async_op = self.members, self.async_op
         if members.in_flight and not async_op:
             members.in_flight[-1].wait()  # calls on one group take effect in their order
@@ -118,7 +122,8 @@ class Call:
         clock = link.in_background() if async_op and isinstance(link, SlowLink) else None
         if clock is not None:
             call.now = clock.now
-        steps = auto.ALGORITHMS[auto.SAME_AS.get(self.name, self.name)][self.algorithm](link, *arguments)
+        run = run or auto.ALGORITHMS[auto.SAME_AS.get(self.name, self.name)][self.algorithm]
+        steps = run(link, *arguments)
         if self.moves_back:
             steps = self._then_move_back(steps)
         if async_op:

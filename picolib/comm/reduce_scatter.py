@@ -7,7 +7,6 @@ n is the number of ranks, S the size of all chunks together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import accumulate
 
 import torch
@@ -34,31 +33,21 @@ def naive(link: Link, chunks: list[torch.Tensor], out: torch.Tensor, op: Reducti
     yield from rooted.scatter_flat(link, dealt, out, 0)
 
 
-def ring(
-    link: Link,
-    chunks: list[torch.Tensor],
-    out: torch.Tensor,
-    op: Reduction,
-    make: Callable[[int], None] = lambda number: None,
-) -> Steps:
+def ring(link: Link, chunks: list[torch.Tensor], out: torch.Tensor, op: Reduction) -> Steps:
     """Each chunk travels once around the ring and collects every rank's share; chunk r's journey ends on rank r.
 
     n-1 steps, (n-1)/n·S bytes sent. Rank r starts with chunk r-1: rank 0 of 4 sends chunks 3, 2, 1 and ends with 0.
-    `make(r)` may fill chunk r: it is called as late as can be, while the messages of the step before are on their way.
     """
     n, left, right = link.size, (link.rank - 1) % link.size, (link.rank + 1) % link.size
     outgoing = chunks[left]
     buffers = [chunks[0].new_empty(max(chunk.numel() for chunk in chunks)) for _ in range(2)]
-    make(left)
     for step in range(n - 1):
         leaving, coming = (link.rank - 1 - step) % n, (link.rank - 2 - step) % n
         partial = buffers[step % 2][: chunks[coming].numel()]  # the other buffer is being sent
-        messages = [
+        yield [
             link.recv(partial, left, chunk=coming, step=step),
             link.send(outgoing, right, chunk=leaving, step=step),
         ]
-        make(coming)
-        yield messages
         outgoing = op(partial, chunks[coming], out=out if coming == link.rank else partial)
     if n == 1:
         out.copy_(chunks[0])
