@@ -36,7 +36,6 @@ class Alive(TorchDispatchMode):
         self.made: dict[int, Any] = {}  # address of a storage -> a weak reference to it
         self.limit, self.most, self.off = limit, 0, False
         self.given: list[torch.Tensor] = []
-        self.before = 0  # bytes of Python's objects when it began
         self.patience = PATIENCE  # seconds that all waiting together may take
 
     @classmethod
@@ -45,7 +44,7 @@ class Alive(TorchDispatchMode):
 
     def __enter__(self) -> Alive:
         super().__enter__()
-        self.before = traced.begin()
+        traced.begin()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -54,10 +53,10 @@ class Alive(TorchDispatchMode):
 
     def objects(self, limit: float = float("inf")) -> int:
         """Bytes of Python's own objects that were made inside, and are alive; above `limit` without what is garbage."""
-        found = traced.now() - self.before
+        found = traced.now()
         if found > limit:
             gc.collect()
-            found = traced.now() - self.before
+            found = traced.now()
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -36,7 +36,7 @@ class Live(TorchDispatchMode):
         self.places = {storage._cdata for storage in self.known}
         self.weights = {weight.untyped_storage()._cdata: number for number, weight in enumerate(weights)}
         self.products: Counter[int] = Counter()
-        self.now = self.most = self.most_objects = self.before = 0
+        self.now = self.most = self.most_objects = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,18 +44,18 @@ class Live(TorchDispatchMode):
 
     def __enter__(self) -> Live:
         super().__enter__()
-        self.before = traced.begin()
+        traced.begin()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.most_objects = traced.peak() - self.before
+        self.most_objects = traced.peak()
         traced.end()
         super().__exit__(*error)
 
     def objects(self) -> int:
         """Bytes of Python's own objects (numbers, bytes, numpy's arrays) that were made inside, and are alive."""
         gc.collect()
-        return traced.now() - self.before
+        return traced.now()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if "mm" in function.__name__:

@@ -7,16 +7,16 @@ import tracemalloc
 import torch.distributed as dist
 
 
-def begin() -> int:
-    """Trace from now on, with the peak reset; bytes that are known already, to be taken off what is read later."""
-    if not tracemalloc.is_tracing():
+def begin() -> None:
+    """Count from here on: what is there already counts nothing, neither now nor when it goes."""
+    if tracemalloc.is_tracing():
+        tracemalloc.clear_traces()
+    else:
         tracemalloc.start()
-    tracemalloc.reset_peak()
-    return now()
 
 
 def now() -> int:
-    """Bytes that are alive of what was made since tracing began."""
+    """Bytes that are alive of what was made since `begin()`."""
     return tracemalloc.get_traced_memory()[0]
 
 
