@@ -81,7 +81,7 @@ def heads_cases(world_size: int, seed: int) -> list[Case]:
     random = generator(seed, world_size)
     made = []
     for heads, kv_heads, dim, ranks in LAYOUTS:
-        for rank in range(ranks):
+        for rank in dict.fromkeys((0, ranks - 1, *range(ranks))):  # the outer ones first: they tell most
             qkv = torch.randn((heads + 2 * kv_heads) * dim, WIDTH, generator=random)
             o = torch.randn(WIDTH, heads * dim, generator=random)
             made.append(Case("layout", ((qkv, o, heads, kv_heads, rank, ranks),), None))
