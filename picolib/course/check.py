@@ -11,7 +11,8 @@ from picolib.course import crosscheck, ended, mine, replay, state
 from picolib.course.catalogue import by_id, exercises, of_function
 from picolib.course.exercise import Exercise
 from picolib.course.judge import Fault, judge
-from picolib.course.trial import Attempt, attempt
+from picolib.course.records import Attempt
+from picolib.course.trial import attempt
 from picolib.course.words import sizes_text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from picolib.course import digits, sums
-from picolib.course.trial import Attempt
+from picolib.course.records import Attempt
 from picolib.course.words import number_of
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from picolib.course import perform
 from picolib.course.notebook import Notebook
 from picolib.launch.places import find_place
 
@@ -67,4 +68,4 @@ def _inside_picolib() -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
         frame = frame.f_back  # type: ignore[assignment]
     name = frame.f_globals.get("__name__", "") if frame is not None else ""
-    return name.startswith("picolib.") and not name.startswith("picolib.course.trial")
+    return name.startswith("picolib.") and name != perform.__name__

@@ -12,7 +12,7 @@ from picolib.course import crosscheck, digits, replay, values
 from picolib.course.divergence import first_divergence, same_messages
 from picolib.course.ended import explained
 from picolib.course.exercise import COLLECTIVES
-from picolib.course.trial import Attempt
+from picolib.course.records import Attempt
 from picolib.course.words import number_of, ranks_text
 from picolib.launch.wording import source_line
 

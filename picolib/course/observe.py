@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from picolib.comm import call as comm_call
 from picolib.comm import engine
+from picolib.course import perform
 from picolib.course.notebook import Notebook, given_to
 from picolib.launch import monitor
 
@@ -57,7 +58,7 @@ def owner() -> str | None:
     """The picolib collective or strategy that the calling code belongs to: the learner called it, not its messages."""
     frame: Any = sys._getframe(2)
     name = None
-    while frame is not None and frame.f_globals.get("__name__") != "picolib.course.trial":
+    while frame is not None and frame.f_globals.get("__name__") != perform.__name__:
         module = frame.f_globals.get("__name__", "")
         if module.startswith("picolib.parallel."):
             # "parallel.ddp": the strategy, whichever of its hooks it was, and whatever called the hook

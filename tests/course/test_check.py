@@ -13,7 +13,8 @@ from picolib.course.catalogue import by_id, exercises
 from picolib.course.check import CheckFailed, Verdict, examine, failed_text, passed_text
 from picolib.course.exercise import Case
 from picolib.course.judge import Fault
-from picolib.course.trial import Attempt, attempt
+from picolib.course.records import Attempt
+from picolib.course.trial import attempt
 from picolib.course.values import tolerance
 
 from .wrong_answers import lesson02a
