@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from picolib.course import replay, values
-from picolib.course.exercise import Case
+from picolib.course.exercise import Case, Exercise
 from picolib.course.words import times
 
 
@@ -128,3 +128,25 @@ def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
             much = "much" if factor > 1 else "little"
             return f"Units: it is {times(unit)} too {much}. alpha is in seconds, beta in seconds per byte."
     return f"The steps are {steps}, one after the other, and a message of {each:,.0f} bytes takes alpha + beta·bytes."
+
+
+EXERCISE = Exercise(
+    id="2.7",
+    function="bill",
+    title="the bill from alpha and beta",
+    lesson="02B_cost_and_choice",
+    sitting="02B",
+    difficulty=2,
+    minutes=10,
+    task="Seconds of an all-reduce by ring and by recursive doubling, from N, S, alpha (s) and beta (s/byte).",
+    cases=bill_cases,
+    call=both_bills,
+    judge=judge_bill,
+    sizes=(1,),
+    verified="within 15% of slow motion for 5 machines, the right winner on each side",
+    hints=(
+        "A message of m bytes takes alpha + beta·m. Count the messages that have to come one after the other.",
+        "The ring takes 2(N-1) steps with one chunk each; doubling takes log2 N steps with the whole vector each.",
+        "2(N-1)·(alpha + beta·S/N) and log2 N·(alpha + beta·S).",
+    ),
+)

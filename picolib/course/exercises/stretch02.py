@@ -8,10 +8,10 @@ import torch
 
 from picolib.course import digits
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
+from picolib.course.exercises.bills import log2, partners
 from picolib.course.exercises.data import all_reduced, case, nbytes, vectors
 from picolib.course.exercises.lesson02a import LESSON as LESSON_A
 from picolib.course.exercises.lesson02b import LESSON as LESSON_B
-from picolib.course.exercises.lesson02b import log2, partners
 from picolib.course.words import apart, number_of
 
 # 2.9, 2.10 ----------------------------------------------------------------------------------------------------
