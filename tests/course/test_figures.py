@@ -163,6 +163,13 @@ def test_timeline_believes_a_rank_that_says_when_it_waits():
     assert exposed([*events, Event(0, "mark", None, None, "backward", 0.0, 8.0)]) == [(7.0, 9.0)]  # it waits in there
 
 
+def test_what_a_collective_computes_between_its_messages_is_no_waiting():
+    wait = Event(0, "wait", None, None, "", 1.0, 5.0)
+    block = Event(0, "mark", None, None, "block 0", 1.0, 3.0)
+    assert exposed([wait, block]) == [(3.0, 5.0)]
+    assert exposed([wait, block._replace(start=1.0, end=5.0)]) == [(1.0, 5.0)]  # a mark around the call says nothing
+
+
 def test_overlapping_marks_hide_what_any_of_them_covers():
     talk = Event(0, "recv", 1, 8, "recv", 0.0, 10.0)
     marks = [Event(0, "mark", None, None, "", a, b) for a, b in ((1.0, 5.0), (2.0, 3.0), (4.0, 6.0))]

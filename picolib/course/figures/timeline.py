@@ -107,13 +107,19 @@ def minus(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
 def exposed(events: Sequence[Any]) -> list[Span]:
     """When one rank only communicates: while it was blocked, or where that was not recorded, messages less marks.
 
-    A rank that is blocked computes nothing, whatever span it is in: a wait inside `mark("backward")` counts.
+    A rank that is blocked computes nothing, whatever span it is in: a wait inside `mark("backward")` counts. But what
+    begins and ends inside a wait is computed by a collective that computes between its messages (`comm/fused.py`).
     """
     waits = [(e.start, e.end) for e in events if e.kind == "wait"]
     if waits:
-        return union(waits)
+        return minus(union(waits), union(_inside(waits, [(e.start, e.end) for e in events if e.kind in SPANS])))
     talk = [(e.start, e.end) for e in events if e.kind in ("send", "recv", "collective")]
     return minus(union(talk), union((e.start, e.end) for e in events if e.kind in SPANS))
+
+
+def _inside(waits: Sequence[Span], spans: Sequence[Span]) -> list[Span]:
+    """The spans that are a part of a wait, and not all of it."""
+    return [s for s in spans if any(w[0] <= s[0] and s[1] <= w[1] and s != w for w in waits)]
 
 
 def tracks(events: Sequence[Any], most: int = 3) -> list[list[Any]]:
