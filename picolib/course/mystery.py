@@ -19,7 +19,7 @@ class Mystery:
 
     sitting: str
     ranks: int
-    job: Callable[[], None]
+    job: Callable[[], Any]
     draw: Callable[[Any, str], Figure]
     question: Question
 
@@ -30,9 +30,13 @@ class Mystery:
         link = picolib.Link(latency=1e-3, bandwidth=150e6)
         return picolib.run(self.job, self.ranks, trace=True, links=picolib.Links(1, self.ranks, link, link)).trace
 
+    def evidence(self) -> Any:
+        """Run the job; what is drawn of it."""
+        return without_names(self.trace())
+
     def figure(self) -> Figure:
-        """Run the job and draw its trace, without its name."""
-        return self.draw(without_names(self.trace()), "A mystery")
+        """Run the job and draw what it left, without its name."""
+        return self.draw(self.evidence(), "A mystery")
 
     def __repr__(self) -> str:
         return f"[mystery: {self.sitting}]"
@@ -42,6 +46,16 @@ class Mystery:
 
         display(self.figure())
         Quiz([self.question])._ipython_display_()
+
+
+class Kept(Mystery):
+    """A mystery about what ranks keep: its job returns that, and there is no trace to draw."""
+
+    def evidence(self) -> Any:
+        """Run the job; what each rank returned."""
+        import picolib
+
+        return list(picolib.run(self.job, self.ranks))
 
 
 def without_names(trace: Any) -> Any:

@@ -1,12 +1,25 @@
-"""Before 02B: the ring of 02A."""
+"""Before 02A and 02B: the accumulation of 01B with the average of 00, the ring of 02A."""
 
 from __future__ import annotations
 
 import torch
 
-from picolib.course.mysteries.pretended import matrix
+from picolib.course.mysteries.pretended import matrix, model, step, two_steps
 from picolib.course.mystery import Mystery
 from picolib.course.quiz import Answer, Question
+
+
+def accumulated() -> None:
+    """01B and 00: four micro-batches, then all gradients averaged at once."""
+    from picolib import comm
+
+    module = model()
+    two_steps(module, lambda: comm.all_reduce(all_gradients(module), algorithm="direct"), micro_batches=4)
+
+
+def all_gradients(module: torch.nn.Module) -> torch.Tensor:
+    """In one long vector."""
+    return torch.cat([parameter.grad for parameter in module.parameters()])
 
 
 def ring() -> None:
@@ -17,6 +30,29 @@ def ring() -> None:
 
 
 MYSTERIES = (
+    Mystery(
+        "02A",
+        4,
+        accumulated,
+        step,
+        Question(
+            "02A.mystery",
+            "Four times forward and backward, and then something travels. What is it?",
+            (
+                Answer(
+                    "four training steps: one average is enough for all",
+                    "each step would end with its optimizer; after the first the models would differ for good.",
+                ),
+                Answer(
+                    "accumulation: four micro-batches, one average",
+                    "each backward pass adds to `.grad` (01B), and only the sum travels (00): one exchange in place of "
+                    "four.",
+                    right=True,
+                ),
+                Answer("recomputation", "a layer that runs again does so inside the backward pass; this runs four."),
+            ),
+        ),
+    ),
     Mystery(
         "02B",
         4,

@@ -49,16 +49,17 @@ def model() -> nn.Sequential:
     return nn.Sequential(*(Layer() for _ in range(LAYERS)))
 
 
-def two_steps(module: nn.Module, after_backward: Any = None, optimizer: Any = None) -> None:
+def two_steps(module: nn.Module, after_backward: Any = None, optimizer: Any = None, micro_batches: int = 1) -> None:
     """The first step settles what is settled once; pictures show the second."""
     import picolib
 
     for _ in range(2):
         with picolib.mark("step"):
-            with picolib.mark("forward"):
-                loss = module(torch.zeros(1, requires_grad=True)).sum()
-            with picolib.mark("backward"):
-                loss.backward()
+            for _ in range(micro_batches):
+                with picolib.mark("forward"):
+                    loss = module(torch.zeros(1, requires_grad=True)).sum()
+                with picolib.mark("backward"):
+                    loss.backward()
             if after_backward:
                 after_backward()
             if optimizer:
