@@ -1,6 +1,6 @@
 """Exercises of sitting 04A: a step of ZeRO-1, a norm over shards, an optimizer that moves nothing.
 
-How each is tried and judged stands in a file of its own: `lesson04a_step`, `_clip` and `_moved`.
+How each is tried and judged stands in a file of its own: `lesson04a_step` and `_part`, `_clip`, `_moved`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Exercise 4.1: a step of ZeRO-1. Each rank steps on its own part, with optimizer state for that part alone.
 
-In the digits case the gradients say from whom they come, and the parameters where they stand: parameter i is i.
+What `update` was given is looked at in `lesson04a_part`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,11 +20,18 @@ from picolib.course.exercises.lesson04a_common import (
     nothing_ready_made,
     too_many_bytes,
 )
-from picolib.course.words import apart, number_of, ranks_text, times
+from picolib.course.exercises.lesson04a_part import (
+    gradients_fault,
+    lengths,
+    padded_count,
+    parameter_count,
+    parts_fault,
+    places,
+    state_fault,
+)
+from picolib.course.words import apart, number_of, ranks_text
 
 SMALL = ((2, 3), (4,), (1,))  # 11 parameters: no number of ranks above 1 divides that
-SMALL_CHANGE = 32  # numbers in state beside the moments: counts of steps, some lengths
-NOTHING = "0"  # stands for a gradient that is 0, as padding is
 LARGE = ((17, 29), (64,), (1,), (21, 21))  # 999
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -37,7 +43,7 @@ def step_cases(world_size: int, seed: int) -> list[Case]:
 
 
 def _case(kind: str, shapes: tuple, n: int, random: torch.Generator) -> Case:
-    steps, total = int(torch.randint(4, 13, (), generator=random)), sum(_lengths(shapes))
+    steps, total = int(torch.randint(4, 13, (), generator=random)), sum(lengths(shapes))
     lr, one, two = (torch.rand(3, generator=random, dtype=torch.float64) * 0.1).tolist()
     adam = {"lr": 0.01 + lr, "betas": (0.85 + one, 0.85 + two)}
     if kind == "digits":
@@ -50,10 +56,6 @@ def _case(kind: str, shapes: tuple, n: int, random: torch.Generator) -> Case:
         ]  # fmt: skip
     given = [{"shapes": shapes, "start": start, "gradients": gradients, "adam": adam} for gradients in ranks]
     return Case(kind, tuple((one,) for one in given), (_one_process(given),) * n)
-
-
-def _lengths(shapes: Sequence[tuple]) -> list[int]:
-    return [torch.Size(shape).numel() for shape in shapes]
 
 
 def _one_process(given: list[dict]) -> list[torch.Tensor]:
@@ -69,13 +71,13 @@ def take_steps(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: some steps by the learner's function. What it left after each, and what `update` was called with."""
     (given,) = arguments
     shapes = given["shapes"]
-    parts = given["start"].split(_lengths(shapes))
+    parts = given["start"].split(lengths(shapes))
     parameters = [nn.Parameter(part.view(shape).clone()) for part, shape in zip(parts, shapes, strict=True)]
     update, state, after, calls = Adam(**given["adam"]), {}, [], []
     update.calls.clear()
     with nothing_ready_made():
         for gradient in given["gradients"]:
-            for p, part in zip(parameters, gradient.split(_lengths(shapes)), strict=True):
+            for p, part in zip(parameters, gradient.split(lengths(shapes)), strict=True):
                 p.grad = part.view(p.shape).clone()
             fn(parameters, state, update)
             after.append(torch.cat([p.detach().flatten().clone() for p in parameters]))
@@ -84,31 +86,18 @@ def take_steps(fn: Any, arguments: tuple) -> dict[str, Any]:
     return {"after": after, "calls": calls, "kept": elements_in(state)}
 
 
-# The verdict ---------------------------------------------------------------------------------------------------
-
-
 def judge_steps(attempt: Any) -> str | None:
     """Right gradients for the own part, right parameters everywhere after each step, a share of state, and no more
     bytes than an all-reduce."""
-    looks = (_never_called, _gradients, _state, _parts, _memory_of_steps, _parameters, _bytes)
+    looks = (_never_called, gradients_fault, state_fault, parts_fault, _memory_of_steps, _parameters, _bytes)
     return next((text for look in looks if (text := look(attempt))), None)
 
 
 def steps_ignored(attempt: Any) -> list[int]:
     """Ranks that hand right means to `update` in a case in which the sums that they were given were changed."""
     n = attempt.world_size
-    right = [bool(_places(attempt, rank)) for rank in range(n)]
+    right = [bool(places(attempt, rank)) for rank in range(n)]
     return [rank for rank, record in enumerate(attempt.ranks) if right[rank] and by_torch_alone(record)]
-
-
-def _total(attempt: Any) -> int:
-    return sum(_lengths(attempt.inputs()[0]["shapes"]))
-
-
-def _most(attempt: Any) -> int:
-    """Parameters with padding, where each tensor is padded by itself."""
-    n = attempt.world_size
-    return sum(-(-length // n) * n for length in _lengths(attempt.inputs()[0]["shapes"]))
 
 
 def _never_called(attempt: Any) -> str | None:
@@ -123,126 +112,7 @@ def _never_called(attempt: Any) -> str | None:
 
 
 def _every_rank_has_a_part(attempt: Any) -> bool:
-    return _total(attempt) > attempt.world_size
-
-
-def _numbers(attempt: Any, rank: int, factor: int = 1) -> list[digits.Number | None]:
-    """What was given to `update` in the first step, times N, read as digits (padding, where it is 0, left out)."""
-    return [number for _, number in _handed(attempt, rank, factor) if number != NOTHING]
-
-
-def _handed(attempt: Any, rank: int, factor: int = 1) -> list[tuple[float, digits.Number | None | str]]:
-    """(number of the part, its gradient times N read as digits) of each element that `update` was given first."""
-    n, calls = attempt.world_size, attempt.outputs[rank]["calls"][0]
-    part, gradient = (torch.cat([call[name].flatten().double() for call in calls] or [torch.zeros(0)])
-                      for name in ("part", "gradient"))  # fmt: skip
-    scaled = (gradient * n * factor / digits.PLACE).round() * digits.PLACE
-    read = [digits.read(x, n) if x else NOTHING for x in scaled.tolist()]
-    return list(zip(part.tolist(), read, strict=True))
-
-
-def _places(attempt: Any, rank: int) -> list[tuple[float, int | None]]:
-    """(number of the part, place of its gradient) of the elements whose gradient is the mean of everybody's."""
-    every = (1,) * attempt.world_size
-    return [(x, g.place) for x, g in _handed(attempt, rank) if isinstance(g, digits.Number) and g.counts == every]
-
-
-def _gradients(attempt: Any) -> str | None:
-    """In the digits case: of whom the gradients are made that `update` was given."""
-    n = attempt.world_size
-    if attempt.case.kind != "digits" or n == 1:
-        return None
-    if {place for rank in range(n) for _, place in _places(attempt, rank)} == set(range(_total(attempt))):
-        return None  # what else there is may be padding, whatever stands in it
-    for rank in range(n):
-        counts = {number.counts if number else None for number in _numbers(attempt, rank)}
-        if counts and counts != {(1,) * n}:
-            return _whose(attempt, rank, counts)
-    return None
-
-
-def _whose(attempt: Any, rank: int, counts: set) -> str:
-    n = attempt.world_size
-    what = f"rank {rank}: the gradient that update gets is"
-    alone = [tuple(k if r == rank else 0 for r in range(n)) for k in (n, 1)]
-    if counts == {(n,) * n}:
-        return (
-            f"{what} exactly {times(n)} too big: the sum over the ranks, not divided. (Adam hides it: its steps come "
-            "out as if nothing were wrong.)"
-        )
-    if len(counts) == 1 and next(iter(counts)) in alone:
-        return f"{what} still its own{'' if alone[0] in counts else ', divided'}: no other rank's is in it."
-    if all(number and number.counts == (1,) * n for number in _numbers(attempt, rank, n)):
-        return f"{what} exactly {times(n)} too small. Was it divided twice?"
-    one = next((c for c in counts if c and 0 in c and max(c) == 1), None)
-    if one:
-        missing = [r for r in range(n) if not one[r]]
-        return f"{what} not the mean: {ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing."
-    value = next(x for call in attempt.outputs[rank]["calls"][0] for x in call["gradient"].flatten().tolist() if x)
-    divisor = (10**n - 1) / 9 / value  # of the sum, whose digits are all 1
-    if abs(divisor - round(divisor)) < 1e-2 and round(divisor) > 0:
-        return f"{what} the sum divided by {round(divisor)}, and there are {n} ranks."
-    return f"{what} not the mean over the {n} ranks."
-
-
-def _state(attempt: Any) -> str | None:
-    """Two moments for the own part, and nothing for the others'."""
-    n, total = attempt.world_size, _total(attempt)
-    most = _most(attempt) // n
-    for rank, output in enumerate(attempt.outputs):
-        stepped = max(sum(call["part"].numel() for call in calls) for calls in output["calls"])
-        if n > 1 and stepped > most:
-            ratio = min(stepped, total) / (total / n) if stepped < total + n else stepped / (total / n)
-            return (
-                f"rank {rank}: its state holds {ratio:.1f}x of its share. update is called with {stepped:,} of "
-                f"{total:,} numbers, and keeps two moments for each; its share is 1/{n} of them."
-            )
-        more = output["kept"] - 2 * stepped - SMALL_CHANGE
-        if n > 1 and more > 0:
-            return (
-                f"rank {rank}: after the last step there are {more:,} numbers in state that are not the moments of its "
-                "part. What update keeps is all that may be kept from step to step."
-            )
-    return None
-
-
-def _parts(attempt: Any) -> str | None:
-    """In the digits case: each parameter belongs to one rank, and meets its own gradient."""
-    n, total = attempt.world_size, _total(attempt)
-    if attempt.case.kind != "digits" or n == 1:
-        return None
-    owners: dict[int, list[int]] = {}
-    for rank in range(n):
-        for _, place in _places(attempt, rank):
-            owners.setdefault(place, []).append(rank)
-        wrong = _mismatch(attempt, rank)
-        if wrong:
-            return wrong
-    nobodys = [place for place in range(total) if place not in owners]
-    if nobodys:
-        which = f"element {nobodys[0]}" if len(nobodys) == 1 else f"elements {nobodys[0]} to {nobodys[-1]}"
-        return (
-            f"Of {total} parameters {which} (counted from 0) {'is' if len(nobodys) == 1 else 'are'} in nobody's part: "
-            f"{total} does not divide by {n}. Put zeros behind the gradients, and behind the parameters, until it does."
-        )
-    twice = next((place for place in owners if len(owners[place]) > 1), None)
-    if twice is not None:
-        return (
-            f"element {twice} (counted from 0) is in the parts of {ranks_text(owners[twice])}: a parameter has one "
-            "owner."
-        )
-    return None
-
-
-def _mismatch(attempt: Any, rank: int) -> str | None:
-    """Parameter i is i before the first step, so a part says which parameters are in it."""
-    pair = next((pair for pair in _places(attempt, rank) if round(pair[0]) != pair[1]), None)
-    if pair is None:
-        return None
-    return (
-        f"rank {rank}: in its part parameter {round(pair[0])} (counted from 0) meets the gradient of parameter "
-        f"{pair[1]}. Lay parameters and gradients out in the same way, and cut both into the same parts."
-    )
+    return parameter_count(attempt) > attempt.world_size
 
 
 def _memory_of_steps(attempt: Any) -> str | None:
@@ -274,7 +144,7 @@ def _right(flat: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _fault(attempt: Any, rank: int, got: list[torch.Tensor], right: torch.Tensor, before: torch.Tensor) -> str:
-    mine, total = got[rank], _total(attempt)
+    mine, total = got[rank], parameter_count(attempt)
     if mine.shape != right.shape:
         return f"rank {rank} ends with {number_of(len(mine), 'parameter')}; it was given {total}."
     stayed, moved = torch.isclose(mine, before, rtol=0, atol=1e-13), torch.isclose(mine, right, **CLOSE)
@@ -310,4 +180,4 @@ def _bytes(attempt: Any) -> str | None:
     if attempt.case.kind == "digits":
         return None
     steps = len(attempt.case.expected[0])
-    return too_many_bytes(attempt, _total(attempt), _most(attempt), steps)
+    return too_many_bytes(attempt, parameter_count(attempt), padded_count(attempt), steps)

@@ -14,22 +14,16 @@ import torch
 import torch.distributed as dist
 
 from picolib.course.exercise import COLLECTIVES, Case, Exercise
-from picolib.course.exercises.lesson04b_gather import (
+from picolib.course.exercises.lesson04b_calls import (
     ENOUGH,
-    LESSON,
-    WIDTH,
     WRONG_ROOM,
-    Layers,
-    allowed,
     calls_fault,
     gathers_fault,
     gathers_of,
     objects_fault,
-    shards_of,
     whole_at_once,
-    whole_sizes,
-    wholes_of,
 )
+from picolib.course.exercises.lesson04b_layers import WIDTH, Layers, allowed, shards_of, whole_sizes, wholes_of
 from picolib.course.exercises.lesson04b_watch import GATHERS, Alive, no_ready_made_fsdp, only
 
 RAISED = (
@@ -164,7 +158,7 @@ EXERCISE = Exercise(
     id="4.5",
     function="prefetched",
     title="fetch the next layer in time",
-    lesson=LESSON,
+    lesson="04B_fsdp",
     sitting="04B",
     difficulty=3,
     minutes=10,
