@@ -7,7 +7,7 @@ are averaged by `overlap` (3.4), else by `average_in_buckets` (3.3), else by the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from picolib import comm
+from picolib.course.stack.parts import Parts
 from picolib.parallel.ddp import DistributedDataParallel, assign_buckets
 from picolib.parallel.hooks import results_with_gradient
 
@@ -23,17 +24,20 @@ MIB = 1 << 20
 KNOWN = {"process_group", "bucket_cap_mb", "gradient_divide_factor", "gradient_as_bucket_view", "broadcast_buffers"}
 
 
-def install(parts: Mapping[str, Any]) -> None:
+def install(parts: Parts) -> None:
     """Whoever makes a DistributedDataParallel gets one that is built from `parts`."""
-    if not {"wrap", "overlap", "average_in_buckets"} & set(parts):
-        return
 
     def make(cls: type, module: Any, **options: Any) -> Any:
-        if set(options) <= KNOWN and _is_the_world(options.get("process_group")):
+        if set(options) <= KNOWN and _is_the_world(options.get("process_group")) and _any_is_yours(parts):
             return MyDataParallel(parts, module, **options)
         return object.__new__(cls)  # the exercises have no such option: the library's
 
     DistributedDataParallel.__new__ = staticmethod(make)  # type: ignore[method-assign]
+
+
+def _any_is_yours(parts: Parts) -> bool:
+    copies, averages = parts.wanted("wrap"), parts.get("average_in_buckets") or parts.wanted("overlap")
+    return bool(copies or averages)
 
 
 def _is_the_world(group: Any) -> bool:
@@ -48,7 +52,7 @@ class MyDataParallel(nn.Module):
 
     def __init__(
         self,
-        parts: Mapping[str, Any],
+        parts: Parts,
         module: nn.Module,
         *,
         process_group: Any = None,
@@ -70,7 +74,7 @@ class MyDataParallel(nn.Module):
             self.finish = lambda: parts["average_in_buckets"](trained, bucket_cap_mb * MIB)
         self.will_end = False
 
-    def _start_alike(self, parts: Mapping[str, Any], trained: list[nn.Parameter], group: Any) -> None:
+    def _start_alike(self, parts: Parts, trained: list[nn.Parameter], group: Any) -> None:
         """By `wrap`; where another function averages, `wrap` finds every parameter frozen, and only copies."""
         if "wrap" not in parts:
             for tensor in [*self.module.parameters(), *self.module.buffers()]:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from picolib import comm
+from picolib.course.stack.parts import Parts
 from picolib.parallel.zero import ZeroRedundancyOptimizer
 
 
-def install(parts: Mapping[str, Any]) -> None:
+def install(parts: Parts) -> None:
     """Whoever makes a ZeroRedundancyOptimizer gets one whose steps are yours, where yours can do what is asked for."""
-    if "zero1_step" not in parts:
-        return
-
     librarys, listed = ZeroRedundancyOptimizer.__init__, {}
 
     def make(cls: type, params: Any, optimizer_class: Any, *, process_group: Any = None, **options: Any) -> Any:
         stage_1 = options.pop("stage", 1) == 1
         alone = process_group is None and not {"gradient_divide_factor", "bucket_cap_mb", "algorithm"} & set(options)
         listed[id(params)] = found = list(params)  # `model.parameters()` can be gone through once only
-        if stage_1 and alone and all(isinstance(p, torch.Tensor) and p.requires_grad for p in found):
-            return MyZeroOptimizer(parts["zero1_step"], found, optimizer_class, **options)
+        plain = stage_1 and alone and all(isinstance(p, torch.Tensor) and p.requires_grad for p in found)
+        zero1_step = parts.wanted("zero1_step") if plain else None
+        if zero1_step:
+            return MyZeroOptimizer(zero1_step, found, optimizer_class, **options)
         return object.__new__(cls)  # groups, frozen parameters, other options: the library's
 
     def init(self: Any, params: Any, *args: Any, **options: Any) -> None:
