@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES
+from picolib.course.words import number_of
 
 LESSON = "05A_tensor"
 AFTER = "after the exercise"  # a note: what comes behind it was not made by the learner
@@ -107,6 +109,49 @@ def reduced(record: Any, label: str) -> list[list[int]]:
         elif inside and entry[0] == "collective" and entry[1] == "all_reduce":
             found[-1].append(entry[2])
     return found
+
+
+def both_passes(
+    call: Callable[[], Any], fits: Callable[[torch.Tensor], bool], grad: torch.Tensor | None = None
+) -> tuple[Any, bool, int]:
+    """In a rank: a forward pass by `call`, and a backward pass where what it returns has a graph and fits.
+
+    grad: the gradient of the output; None means ones. Returns the output, whether there was a backward pass, and the
+    elements of the largest tensor that the forward pass made. `reduced` finds either pass by its notes.
+    """
+    observe.note("forward")
+    with Largest() as largest:
+        y = call()
+    observe.note("backward")
+    both = isinstance(y, torch.Tensor) and y.requires_grad and fits(y)
+    if both:
+        y.backward(torch.ones_like(y) if grad is None else grad)
+    observe.note("between")
+    return y, both, largest.most
+
+
+def first_fault(looks: Sequence[Callable], attempt: Any, number: int, *right: Any) -> str | None:
+    """The first text that one of these looks has for a rank's call of this number: look by look, on all ranks."""
+    for look in looks:
+        for rank, output in enumerate(attempt.outputs):
+            text = look(attempt, rank, output["calls"][number], *right)
+            if text:
+                return text
+    return None
+
+
+def count_fault(attempt: Any, what: str, right: dict[str, tuple[int, str]]) -> str | None:
+    """Another number of all-reduces in a pass than in `right`, which has for each pass the number and what to say.
+
+    what: what is right so far, as "Output and gradients".
+    """
+    for rank, record in enumerate(attempt.ranks):
+        for way, (count, told) in right.items():
+            made = next((len(calls) for calls in reduced(record, way) if len(calls) != count), None)
+            if made is not None:
+                calls = number_of(made, "all-reduce")
+                return f"{what} are right, but rank {rank} made {calls} in the {way} pass; {told}"
+    return None
 
 
 def only_all_reduce(instead: str) -> Callable[[Any], str | None]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from picolib.course import observe
 from picolib.course.exercise import Case, Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.data import generator
@@ -15,7 +14,9 @@ from picolib.course.exercises.lesson05a_common import (
     ALLOWED,
     LESSON,
     READY_MADE,
-    Largest,
+    both_passes,
+    count_fault,
+    first_fault,
     g,
     numbers_text,
     only_all_reduce,
@@ -23,11 +24,13 @@ from picolib.course.exercises.lesson05a_common import (
     same,
 )
 from picolib.course.exercises.lesson05a_logits import EACH, Whole
-from picolib.course.words import apart, number_of, times
+from picolib.course.words import apart, times
 
 TOKENS = 5
 HUGE = 1000.0
 INSTEAD = "Full logits are what this loss avoids: three numbers a token are enough, a maximum and two sums."
+BOTH_SUMS = "2 are right: the maximum, and both sums together (torch.stack), since each all-reduce costs its latency."
+NONE_NEEDED = "none is needed: a rank knows softmax - target for its own words."
 
 
 def loss_cases(world_size: int, seed: int) -> list[Case]:
@@ -64,30 +67,20 @@ def run_loss(fn: Callable, arguments: tuple) -> dict[str, Any]:
 
 def _passes(fn: Callable, part: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
     logits = part.clone().requires_grad_()
-    observe.note("forward")
-    with Largest() as largest:
-        loss = fn(logits, targets.clone(), g)
-    observe.note("backward")
+    loss, fits, most = both_passes(lambda: fn(logits, targets.clone(), g), lambda loss: loss.numel() == 1)
     kept = torch.equal(logits.detach(), part)
-    fits = isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad
-    if fits:
-        loss.sum().backward()
-    observe.note("between")
     value = loss.detach() if isinstance(loss, torch.Tensor) else loss
-    return {"loss": value, "kind": type(loss).__name__, "fits": fits, "gradient": logits.grad, "most": largest.most,
+    return {"loss": value, "kind": type(loss).__name__, "fits": fits, "gradient": logits.grad, "most": most,
             "kept": kept}  # fmt: skip
 
 
 def judge_loss(attempt: Any) -> str | None:
     """Size of what travels and of what is made, the loss, its gradient, and the all-reduces."""
     for number in range(len(attempt.outputs[0]["calls"])):
-        whole = Whole(attempt, number)
-        for look in (_size_fault, _loss_fault, _gradient_fault):
-            for rank, output in enumerate(attempt.outputs):
-                text = look(attempt, rank, output["calls"][number], whole)
-                if text:
-                    return text
-    return _count_fault(attempt)
+        text = first_fault((_size_fault, _loss_fault, _gradient_fault), attempt, number, Whole(attempt, number))
+        if text:
+            return text
+    return count_fault(attempt, "Loss and gradient", {"forward": (2, BOTH_SUMS), "backward": (0, NONE_NEEDED)})
 
 
 def _size_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
@@ -147,24 +140,6 @@ def _gradient_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | N
             "of the graph, and all_reduce does not tell autograd of the other ranks. It is a constant: logits.detach()."
         )
     return head + "Sums that are added up over the ranks need g: dist.all_reduce tells autograd nothing."
-
-
-def _count_fault(attempt: Any) -> str | None:
-    for rank, record in enumerate(attempt.ranks):
-        for calls in reduced(record, "forward"):
-            if len(calls) != 2:
-                return (
-                    f"Loss and gradient are right, but rank {rank} made {number_of(len(calls), 'all-reduce')} in the "
-                    "forward pass; 2 are right: the maximum, and both sums together (torch.stack), since each "
-                    "all-reduce costs its latency."
-                )
-        made = next((len(calls) for calls in reduced(record, "backward") if calls), 0)
-        if made:
-            return (
-                f"Loss and gradient are right, but rank {rank} made {number_of(made, 'all-reduce')} in the backward "
-                "pass; none is needed: a rank knows softmax - target for its own words."
-            )
-    return None
 
 
 def ignoring(attempt: Any) -> list[int]:

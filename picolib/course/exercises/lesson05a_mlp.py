@@ -12,15 +12,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from picolib.course import observe
 from picolib.course.exercise import Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.lesson05a_common import (
     ALLOWED,
     LESSON,
     READY_MADE,
-    Largest,
+    both_passes,
+    count_fault,
     f,
+    first_fault,
     g,
     numbers_text,
     only_all_reduce,
@@ -28,12 +29,14 @@ from picolib.course.exercises.lesson05a_common import (
     same,
 )
 from picolib.course.exercises.lesson05a_weights import EACH, NAMES, TOKENS, WIDTH, assembled, mlp_cases, rights
-from picolib.course.words import apart, number_of, times
+from picolib.course.words import apart, times
 
 NO_SUM = (
     "Cut by its input features first, each rank has a summand of every hidden number, and GeLU(a + b) is not "
     "GeLU(a) + GeLU(b): the sum would have to be made before GeLU, and again at the end. Cut `up` by output features."
 )
+STAY_CUT = "1 is right. GeLU works on each number by itself, so what is cut by columns can stay cut until the end."
+ONE_F = "1 is right. x enters once, through one f."
 
 
 def run_mlp(fn: Callable, arguments: tuple) -> dict[str, Any]:
@@ -48,30 +51,20 @@ def run_mlp(fn: Callable, arguments: tuple) -> dict[str, Any]:
 def _passes(fn: Callable, *batch: torch.Tensor) -> dict[str, Any]:
     *given, grad = batch
     variables = [tensor.clone().requires_grad_() for tensor in given]
-    observe.note("forward")
-    with Largest() as largest:
-        y = fn(*variables, f, g)
-    observe.note("backward")
-    fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
-    if fits:
-        y.backward(grad)
-    observe.note("between")
+    y, fits, most = both_passes(lambda: fn(*variables, f, g), lambda y: y.shape == grad.shape, grad)
     gradients = {name: v.grad for name, v in zip(NAMES, variables, strict=True)}
-    y = y if isinstance(y, torch.Tensor) else type(y).__name__
-    return {"fits": fits, "y": y, "most": largest.most, **gradients}
+    return {"fits": fits, "y": y if isinstance(y, torch.Tensor) else type(y).__name__, "most": most, **gradients}
 
 
 def judge_mlp(attempt: Any) -> str | None:
     """How it was cut, the output, the gradients, and the all-reduces."""
+    looks = (_cut_fault, _parts_fault, _output_fault, _share_fault, _gradient_fault)
     for number in range(len(attempt.case.inputs[0][0])):
         batch = assembled(attempt, number)
-        right = rights(batch)
-        for look in (_cut_fault, _parts_fault, _output_fault, _share_fault, _gradient_fault):
-            for rank, output in enumerate(attempt.outputs):
-                text = look(attempt, rank, output["calls"][number], right, batch)
-                if text:
-                    return text
-    return _count_fault(attempt)
+        text = first_fault(looks, attempt, number, rights(batch), batch)
+        if text:
+            return text
+    return count_fault(attempt, "Output and gradients", {"forward": (1, STAY_CUT), "backward": (1, ONE_F)})
 
 
 def _cut_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
@@ -195,21 +188,6 @@ def _why(name: str, got: torch.Tensor | None, exact: torch.Tensor, n: int) -> st
             more = " Is it added in parts? It is whole on every rank, and added once, after g."
             return f"It is exactly {size}." + (more if name == "down_bias" else "")
     return "Nothing of it is there." if nothing else "Which numbers is it computed from?"
-
-
-def _count_fault(attempt: Any) -> str | None:
-    for rank, record in enumerate(attempt.ranks):
-        for way, why in (
-            ("forward", "GeLU works on each number by itself, so what is cut by columns can stay cut until the end."),
-            ("backward", "x enters once, through one f."),
-        ):
-            made = next((len(calls) for calls in reduced(record, way) if len(calls) != 1), None)
-            if made is not None:
-                return (
-                    f"Output and gradients are right, but rank {rank} made {number_of(made, 'all-reduce')} in the "
-                    f"{way} pass; 1 is right. {why}"
-                )
-    return None
 
 
 def ignoring(attempt: Any) -> list[int]:
