@@ -35,6 +35,10 @@ ANSWERS = {
     "picolib.comm.functional.copy_to_group": "5.1",
     "picolib.comm.functional.reduce_from_group": "5.1",
     "picolib.parallel.tensor.loss._CrossEntropy": "5.4",
+    "picolib.comm.functional.all_gather": "5.5",
+    "picolib.comm.functional.reduce_scatter": "5.5",
+    "picolib.parallel.replicated.sum_gradient_over": "5.5",
+    "picolib.parallel.tensor.random.sharded_region": "5.6",
 }
 
 

@@ -15,6 +15,7 @@ import torch
 import picolib
 from picolib.course import style
 from picolib.course.figures import (
+    block_tokens,
     bucket_plan,
     bytes_vs_formula,
     collectives_picture,
@@ -22,6 +23,7 @@ from picolib.course.figures import (
     frame,
     held_curves,
     layouts,
+    link_speed,
     loss_curves,
     memory_bars,
     message_matrix,
@@ -37,6 +39,7 @@ from picolib.course.figures import (
 from picolib.course.figures.bars import cost_bars
 from picolib.course.figures.canvas import Figure, Lines
 from picolib.course.figures.display import as_picture, display_figure
+from picolib.course.figures.tensor_share import BLOCKS
 from picolib.course.figures.timeline import exposed, minus, union
 from picolib.course.figures.tokens import token_weights, weights
 from picolib.course.figures.topology import tree_places
@@ -72,6 +75,8 @@ PICTURES = {
     "buckets": lambda: bucket_plan([0.5, 4, 64]),
     "scaling": lambda: scaling({"strong": {1: 1.0, 4: 2.5}}, cores=2),
     "layouts": layouts,
+    "block": block_tokens,
+    "links": lambda: link_speed(BLOCKS[1], 8192, [2, 16]),
     "stack": lambda: stack({"2.4": "ring_all_reduce", "3.1": "wrap", "3.3": "average_in_buckets"}, {"2.4"}),
     "topology": topology,
     "waits": lambda: wait_graph({0: 1, 1: 0, 2: None}),

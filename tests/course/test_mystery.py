@@ -88,6 +88,14 @@ def test_fsdp_gathers_in_forward_and_in_backward():
     assert any("reduce_scatter" in e.label for e in collectives)
 
 
+def test_cut_layers_wait_for_a_sum_each_in_forward_and_in_backward():
+    collectives, marks, waits, _ = step("05B")
+    forward = [e for e in collectives if e.end <= marks["forward"].end]
+    backward = [e for e in collectives if e.start >= marks["backward"].start]
+    assert len(forward) == len(backward) == LAYERS
+    assert sum(e.end - e.start for e in waits) >= 0.95 * sum(e.end - e.start for e in collectives)
+
+
 @pytest.mark.parametrize("one", MYSTERIES, ids=lambda one: one.sitting)
 def test_the_picture_does_not_name_it(one):
     text = one.draw(evidence(one.sitting), "A mystery").svg().lower()

@@ -3,6 +3,7 @@
 Each function returns a `Figure`, which shows itself as the last line of a cell and saves itself with `.save(path)`.
 """
 
+from picolib.course.figures.block_tokens import block_tokens
 from picolib.course.figures.bucket_plan import bucket_plan
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.collectives import collectives_picture, collectives_to_name
@@ -11,6 +12,7 @@ from picolib.course.figures.display import display_figure
 from picolib.course.figures.formula import bytes_vs_formula
 from picolib.course.figures.fsdp_life import fsdp_life
 from picolib.course.figures.layouts import layouts
+from picolib.course.figures.link_speed import link_speed
 from picolib.course.figures.matrix import message_matrix
 from picolib.course.figures.memory import held_curves, memory_bars
 from picolib.course.figures.scaling import scaling
@@ -27,6 +29,7 @@ from picolib.course.figures.zero_chart import zero_chart
 
 __all__ = [
     "Figure",
+    "block_tokens",
     "bucket_plan",
     "bytes_vs_formula",
     "collectives_picture",
@@ -38,6 +41,7 @@ __all__ = [
     "fsdp_life",
     "held_curves",
     "layouts",
+    "link_speed",
     "loss_curves",
     "memory_bars",
     "message_matrix",

@@ -34,6 +34,8 @@ PARTS = {
     "kv cache": SERIES_COLORS[5],
     "logits": SERIES_COLORS[4],
     "gathered layer": SERIES_COLORS[6],
+    "cut over the ranks": SERIES_COLORS[3],
+    "the same on every rank": ACCENT,
 }
 HALVES = {0.25: "forward pass", 0.5: "backward begins", 0.75: "backward pass"}
 LEFT, RIGHT, BAR, STEP = 132, 118, 26, 40

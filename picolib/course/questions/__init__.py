@@ -11,6 +11,7 @@ from picolib.course.questions import (
     lesson_04a,
     lesson_04b,
     lesson_05a,
+    lesson_05b,
 )
 
 BANK = {
@@ -24,4 +25,5 @@ BANK = {
     "04A": lesson_04a.QUESTIONS,
     "04B": lesson_04b.QUESTIONS,
     "05A": lesson_05a.QUESTIONS,
+    "05B": lesson_05b.QUESTIONS,
 }

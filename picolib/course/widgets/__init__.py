@@ -5,6 +5,7 @@ from picolib.course.widgets.buckets import bucket_explorer
 from picolib.course.widgets.cost import cost_explorer
 from picolib.course.widgets.deadlock import deadlock_explorer
 from picolib.course.widgets.fsdp import fsdp_stepper
+from picolib.course.widgets.links import link_explorer
 from picolib.course.widgets.memory import memory_explorer
 from picolib.course.widgets.stepper import stepper, steps
 from picolib.course.widgets.tensor import tensor_explorer
@@ -17,6 +18,7 @@ __all__ = [
     "cost_explorer",
     "deadlock_explorer",
     "fsdp_stepper",
+    "link_explorer",
     "memory_explorer",
     "stepper",
     "steps",
