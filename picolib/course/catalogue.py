@@ -19,6 +19,7 @@ MODULES = (
     "lesson04a",
     "lesson04b",
     "lesson05a",
+    "lesson05b",
     "stretch02",
 )
 
@@ -52,3 +53,12 @@ def of_function(fn: Any) -> Exercise:
         what = f"no exercise asks for a function named {name!r}" if name else f"{fn!r} is not a function"
         raise ValueError(f"{what}; they ask for {asked}")
     return found
+
+
+def built_on(exercise: Exercise, name: str) -> Exercise | None:
+    """The other exercise of the same lesson that asks for a function of this name; None where there is none.
+
+    A kernel knows the exercises of one lesson; a `forward` in another's code is no answer to exercise 4.3.
+    """
+    others = (e for e in exercises().values() if e.lesson == exercise.lesson and e is not exercise)
+    return next((e for e in others if e.function == name), None)

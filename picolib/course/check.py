@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from picolib.course import crosscheck, ended, mine, replay, state
-from picolib.course.catalogue import by_id, exercises, of_function
+from picolib.course.catalogue import built_on, by_id, of_function
 from picolib.course.exercise import Exercise
 from picolib.course.judge import Fault, judge
 from picolib.course.records import Attempt
@@ -140,5 +140,5 @@ def failed_text(verdict: Verdict) -> str:
 def _missing_part(verdict: Verdict) -> str:
     """The earlier exercise that this one builds on and that is a stub still."""
     stub = verdict.attempt.stub if verdict.attempt else ""
-    earlier = next((e for e in exercises().values() if e.function == stub and e is not verdict.exercise), None)
+    earlier = built_on(verdict.exercise, stub)
     return f"; it calls {earlier.function}, exercise {earlier.id}, which comes first" if earlier else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from picolib.course.catalogue import exercises
+from picolib.course.catalogue import built_on
 from picolib.launch.wording import listed
 
 ITSELF = "itself; ranks can only exchange messages with others"
@@ -109,7 +109,7 @@ def _not_run(attempt: Any, text: str) -> str | None:
     """The function of another exercise that this kernel does not know."""
     found = re.search(r"NameError: name '(\w+)' is not defined", text)
     name = found[1] if found else ""
-    earlier = next((e for e in exercises().values() if e.function == name and e is not attempt.exercise), None)
+    earlier = built_on(attempt.exercise, name)
     if earlier is None:
         return None
     return (

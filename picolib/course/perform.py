@@ -60,7 +60,7 @@ def perform(
         except NotImplementedError as error:
             if str(error):
                 raise
-            return f"{NOT_ATTEMPTED} {traceback.extract_tb(error.__traceback__)[-1].name}"
+            return f"{NOT_ATTEMPTED} {_stub(error)}"
         except Exception as error:
             _without_the_watch(error)
             _end_with_the_learner(error)
@@ -69,6 +69,14 @@ def perform(
         left = [plain(args[0]), _share_memory(returned, args[0])] if keeps else [None, False]
         records.append([plain(output), plain(returned) if in_place else None, notebook.clear(), *left, rebound])
     return records
+
+
+def _stub(error: Exception) -> str:
+    """The function that is not written yet, where its caller knows it by its name; empty for a method."""
+    steps = [step for step, _ in traceback.walk_tb(error.__traceback__)]
+    code, caller = steps[-1].f_code, steps[max(len(steps) - 2, 0)]
+    known = caller.f_locals.get(code.co_name, caller.f_globals.get(code.co_name))
+    return code.co_name if getattr(known, "__code__", None) is code else ""
 
 
 def rebinds(fn: Any) -> str:

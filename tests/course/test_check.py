@@ -71,6 +71,29 @@ def test_an_exercise_that_builds_on_an_open_one_says_so(nowhere):
         check(all_reduce, exercise="2.4")
 
 
+def test_a_method_of_a_stub_is_no_other_exercise(nowhere):
+    """`forward` is what exercise 4.3 asks for, and what every autograd function has."""
+
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            raise NotImplementedError
+
+    for exercise, function in (("5.1", lambda: (Enter.apply, Enter.apply)), ("4.4", lambda *_: Enter.apply(_[0]))):
+        with pytest.raises(CheckFailed) as failure:
+            check(function, exercise=exercise)
+        assert str(failure.value) == f"Exercise {exercise}: not attempted yet"
+
+
+def test_another_lessons_exercise_is_not_meant(nowhere):
+    def all_reduce(x):
+        bill(x)  # noqa: F821
+
+    with pytest.raises(CheckFailed) as failure:
+        check(all_reduce, exercise="2.4")
+    assert "exercise 2.7" not in str(failure.value)
+
+
 def test_a_notebook_shows_the_text_alone():
     error = CheckFailed("Exercise 2.3: not attempted yet")
     assert error._render_traceback_() == ["Exercise 2.3: not attempted yet"]
