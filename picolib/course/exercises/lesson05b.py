@@ -1,0 +1,5 @@
+"""Exercises of sitting 05B: sequence parallelism, masks of dropout, and on which links tensor parallelism belongs."""
+
+from picolib.course.exercises import lesson05b_block
+
+EXERCISES = (lesson05b_block.EXERCISE,)
