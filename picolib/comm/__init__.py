@@ -7,13 +7,10 @@ from picolib.comm.api import (
     all_to_all,
     all_to_all_single,
     barrier,
-    broadcast,
-    gather,
-    reduce,
     reduce_scatter,
     reduce_scatter_tensor,
-    scatter,
 )
+from picolib.comm.api_rooted import broadcast, gather, reduce, scatter
 from picolib.comm.auto import algorithms
 from picolib.comm.engine import Work, poll
 from picolib.comm.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send

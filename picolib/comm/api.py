@@ -1,7 +1,8 @@
 """The front door: torch.distributed's collectives by name and signature, plus `algorithm="auto"`.
 
-Each function checks its arguments, settles the algorithm, brings tensors into the form that the algorithms take
-(contiguous vectors) and starts it. All share these arguments:
+Here are those in which all ranks do the same; where one rank is the source, or the goal, see `api_rooted`. Each
+function checks its arguments, settles the algorithm, brings tensors into the form that the algorithms take (contiguous
+vectors) and starts it. All share these arguments:
 
     group: a process group; None means all ranks.
     async_op: return at once, with a handle to wait for.
@@ -22,7 +23,6 @@ from picolib.comm.arguments import (
     blocks_of,
     check_multiple,
     check_one_size,
-    check_rooted_list,
     exchange,
     nbytes,
     part_sizes,
@@ -30,7 +30,7 @@ from picolib.comm.arguments import (
 )
 from picolib.comm.call import Call
 from picolib.comm.chunks import adjacent, split
-from picolib.comm.groups import is_member, peer_rank, warn_not_member
+from picolib.comm.groups import is_member, warn_not_member
 from picolib.comm.ops import reduction
 
 SUM = dist.ReduceOp.SUM
@@ -72,49 +72,6 @@ def all_reduce(
     elif chosen == "hierarchical":
         extra = (call.members.ranks_per_node,)
     return call.start([tensor], call.writes(tensor, and_reads=True), combine, *extra, op=op, label=label)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-    *,
-    algorithm: str = "auto",
-) -> Any:
-    """Copy the tensor of rank `src` (a global rank; or `group_src`, a place in the group) to all ranks."""
-    if not is_member(group):
-        return warn_not_member("broadcast")
-    call = Call("broadcast", group, async_op)
-    call.check_tensors([tensor], "tensor")
-    root = peer_rank(call.members, src, group_src, "src")
-    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
-        return dist.broadcast(tensor, src, group, async_op, group_src)
-    vector = call.writes(tensor, and_reads=call.members.rank == root)
-    return call.start([tensor], vector, root, root=root)
-
-
-def reduce(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    op: Any = SUM,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-    *,
-    algorithm: str = "auto",
-) -> Any:
-    """Combine `tensor` over all ranks into that of rank `dst`; the other ranks' tensors stay as they are."""
-    if not is_member(group):
-        return warn_not_member("reduce")
-    call = Call("reduce", group, async_op)
-    call.check_tensors([tensor], "tensor")
-    root, combine = peer_rank(call.members, dst, group_dst, "dst"), reduction(op, tensor.dtype)
-    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
-        return dist.reduce(tensor, dst, op, group, async_op, group_dst)
-    vector = call.writes(tensor, and_reads=True) if call.members.rank == root else call.reads(tensor)
-    return call.start([tensor], vector, vector, root, combine, op=op, root=root)
 
 
 def all_gather(
@@ -271,52 +228,6 @@ def all_to_all_single(
     outgoing = torch.split_with_sizes(call.reads(input), sending)
     incoming = torch.split_with_sizes(call.writes(output), receiving)
     return exchange(call, outgoing, incoming, [input], even)
-
-
-def gather(
-    tensor: torch.Tensor,
-    gather_list: Tensors | None = None,
-    dst: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-    *,
-    algorithm: str = "auto",
-) -> Any:
-    """Collect every rank's `tensor` in `gather_list` on rank `dst` (by default the group's first)."""
-    if not is_member(group):
-        return warn_not_member("gather")
-    call = Call("gather", group, async_op)
-    call.check_tensors([tensor], "tensor")
-    root = 0 if dst is None and group_dst is None else peer_rank(call.members, dst, group_dst, "dst")
-    check_rooted_list(call, root, gather_list, "gather_list", tensor)
-    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
-        return dist.gather(tensor, gather_list, group=group, async_op=async_op, group_dst=root)
-    blocks = [call.writes(t) for t in gather_list] if gather_list else None
-    return call.start([tensor], call.reads(tensor), blocks, root, root=root)
-
-
-def scatter(
-    tensor: torch.Tensor,
-    scatter_list: Tensors | None = None,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-    *,
-    algorithm: str = "auto",
-) -> Any:
-    """Hand entry r of `scatter_list` of rank `src` (by default the group's first) to rank r, in `tensor`."""
-    if not is_member(group):
-        return warn_not_member("scatter")
-    call = Call("scatter", group, async_op)
-    call.check_tensors([tensor], "tensor")
-    root = 0 if src is None and group_src is None else peer_rank(call.members, src, group_src, "src")
-    check_rooted_list(call, root, scatter_list, "scatter_list", tensor)
-    if call.choose(algorithm, tensor.device, nbytes(tensor)) == "native":
-        return dist.scatter(tensor, scatter_list, group=group, async_op=async_op, group_src=root)
-    blocks = [call.reads(t) for t in scatter_list] if scatter_list else None
-    return call.start([tensor], blocks, call.writes(tensor), root, root=root)
 
 
 def barrier(
