@@ -8,6 +8,7 @@ when pretended compute was to end. The real time never comes before it, since ev
 
 from __future__ import annotations
 
+import threading
 import time
 
 FREE_WORK_SECONDS = 0.005  # processor time between two events up to here is the simulation's own, and counts nothing
@@ -19,11 +20,11 @@ LATE_SECONDS = 0.2
 class Clock:
     """What time it is for a rank, or for a collective that goes on beside it. Seconds of `time.monotonic()`.
 
-    Between two events the clock stands still, but for real work: processor time of this thread beyond 5 ms
-    (`counts_work`), and all that takes the rank more than 0.2 s past its plan.
+    Between two events the clock stands still, but for real work: processor time beyond 5 ms (`counts_work`) of the
+    thread that saw the last one, and all that takes the rank more than 0.2 s past its plan.
     """
 
-    __slots__ = ("due", "counts_work", "_used")
+    __slots__ = ("due", "counts_work", "_thread", "_used")
 
     def __init__(self, start: float | None = None, counts_work: bool = True) -> None:
         self.counts_work = counts_work
@@ -32,13 +33,14 @@ class Clock:
     def now(self) -> float:
         """The planned time; never after the real one."""
         real = time.monotonic()
-        work = max(0.0, time.thread_time() - self._used - FREE_WORK_SECONDS) if self.counts_work else 0.0
+        counts = self.counts_work and self._thread == threading.get_ident()  # each thread has a time of its own
+        work = max(0.0, time.thread_time() - self._used - FREE_WORK_SECONDS) if counts else 0.0
         return min(real, max(self.due + work, real - LATE_SECONDS))
 
     def set(self, due: float) -> None:
         """It was to be this late now: something that was waited for has happened."""
         self.due = due
-        self._used = time.thread_time()
+        self._thread, self._used = threading.get_ident(), time.thread_time()
 
     def reach(self, due: float) -> None:
         """Something happened at `due`; a clock that is past it stays as it is."""
