@@ -46,6 +46,14 @@ NATIVE = {
     "all_to_all_single": "all_to_all_single",
     "barrier": "barrier",
 }
+FUNCTIONAL = {  # the same as operators, which call the backend without Python: torch.ops.NAMESPACE.NAME
+    "_c10d_functional": (
+        "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_gather_into_tensor",
+        "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor",
+        "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_",
+    ),
+    "_c10d_functional_autograd": ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
+}  # fmt: skip
 OF_OBJECTS = frozenset({"broadcast_object_list"})  # two collectives of bytes each
 ON_THE_WAY = ("torch.", "picolib.launch", "picolib.course")  # modules between such a call and its collectives
 MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
@@ -66,6 +74,8 @@ def owner() -> str | None:
                 name = ".".join(module.split(".")[1:3])
         elif module.startswith("picolib.") and not module.startswith(("picolib.launch", "picolib.course")):
             name = frame.f_code.co_name
+            if module == engine.__name__ and isinstance(work := frame.f_locals.get("self"), engine.Work):
+                name, *_ = work._call.name  # waiting for a collective goes on with it: its messages are its own
         frame = frame.f_back
     return None if name in POINT_TO_POINT else name
 
@@ -103,6 +113,9 @@ def install() -> Notebook:
     _replace(monitor, "collective", lambda original: _announced(original, notebook))
     _replace(engine.Work, "wait", lambda original: _wait_for_picolibs(original, notebook))
     _replace(comm_call.Call, "start", lambda original: _run_to_its_end(original, notebook))
+    for namespace, names in FUNCTIONAL.items():
+        for name in names:
+            _replace_operator(getattr(torch.ops, namespace), name, notebook)
     for method in STORE:
         _replace(dist.Store, method, lambda original, m=method: _stored(original, m, notebook))
     return notebook
@@ -112,6 +125,31 @@ def _replace(where: Any, name: str, make: Callable[[Callable], Callable]) -> Non
     original = getattr(where, name, None)
     if original is not None:
         setattr(where, name, functools.wraps(original)(make(original)))
+
+
+def _replace_operator(namespace: Any, name: str, notebook: Notebook) -> None:
+    operator = getattr(namespace, name, None)  # None: this version of torch has none of that name
+    if operator is not None:
+        plain = name.removesuffix("_out").removesuffix("_coalesced").rstrip("_")
+        setattr(namespace, name, _Operator(operator, NATIVE.get(plain, plain), notebook))
+
+
+class _Operator:
+    """An operator of torch.ops, or one of its overloads, that is noted when it is called."""
+
+    def __init__(self, operator: Any, name: str, notebook: Notebook) -> None:
+        self._operator, self._name, self._notebook = operator, name, notebook
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = _tensors_in(args[0] if args else None)
+        self._notebook.refuse_collectives_without_end()
+        self._notebook.collective(self._name, tensors, owner(), None, given_to(self._name, tensors))
+        return self._operator(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._operator, name)
+        is_overload = isinstance(found, torch._ops.OpOverload)
+        return _Operator(found, self._name, self._notebook) if is_overload else found
 
 
 def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:

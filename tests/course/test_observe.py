@@ -129,6 +129,35 @@ def test_what_torchs_reduce_scatter_leaves_is_changed_too_and_nothing_else(how):
     assert list(picolib.run(scattered, 2, how)) == [(changed, [1.0] * 6)] * 2
 
 
+def by_operators():
+    from picolib.course import observe
+
+    notebook, name = observe.install(), dist.group.WORLD.group_name
+    functional = torch.ops._c10d_functional
+    functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", name))
+    functional.wait_tensor(functional.all_gather_into_tensor.default(torch.ones(2), dist.get_world_size(), name))
+    dist.all_reduce(torch.ones(5))
+    return [e[1:4] for e in notebook.clear() if e[0] == "collective"]
+
+
+def test_collectives_are_seen_where_they_are_called_as_operators_and_counted_once():
+    seen = [["all_reduce", 3, None], ["all_gather_into_tensor", 2, None]]
+    assert picolib.run(by_operators, 2)[0] == [*seen, ["all_reduce", 5, None]]
+
+
+def waits_for_an_asynchronous_one():
+    from picolib import comm
+    from picolib.course import observe
+
+    notebook = observe.install()
+    comm.all_reduce(torch.ones(4), async_op=True, algorithm="ring").wait()
+    return {e[5] for e in notebook.clear() if e[0] in ("send", "recv")}
+
+
+def test_messages_of_a_collective_are_its_own_also_while_it_is_waited_for():
+    assert list(picolib.run(waits_for_an_asynchronous_one, 3)) == [{"all_reduce"}] * 3
+
+
 def test_outside_a_check_a_note_goes_nowhere():
     observe.note("nobody listens")
     observe.forget()
