@@ -162,7 +162,7 @@ def reduction(node: ast.AST) -> Iterator[ast.AST]:
     """Another ReduceOp."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "all_reduce":
         others = [keyword for keyword in node.keywords if keyword.arg != "op"]
-        for op in ("MAX", "MIN", "SUM"):
+        for op in ("MAX", "MIN", "SUM") if len(others) < len(node.keywords) else ("MAX", "MIN"):
             yield _with(node, keywords=[*others, ast.keyword("op", _parsed(f"dist.ReduceOp.{op}"))])
 
 

@@ -1,5 +1,5 @@
 """Exercises of sitting 05B: sequence parallelism, masks of dropout, and on which links tensor parallelism belongs."""
 
-from picolib.course.exercises import lesson05b_block
+from picolib.course.exercises import lesson05b_block, lesson05b_dropout
 
-EXERCISES = (lesson05b_block.EXERCISE,)
+EXERCISES = (lesson05b_block.EXERCISE, lesson05b_dropout.EXERCISE)

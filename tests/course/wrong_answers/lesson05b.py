@@ -231,3 +231,210 @@ def picolibs_sequence(x, norm, up, down, group):
 @wrong("5.5", "nothing sent: own tokens, own columns", "this rank's summand alone")
 def nothing_sent(x, norm, up, down, group):
     return x + mlp(rms(x, norm), up, down)
+
+
+# 5.6 twin masks
+
+
+def drawn():
+    """A number that all ranks know, another one at each call."""
+    return int(torch.randint(1 << 60, ()))
+
+
+def seeded_dropout(x, p, seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return F.dropout(x, p)
+
+
+@right("5.6", "one common number, then its own stream from it")
+def common_number(x, p, cut, group):
+    return seeded_dropout(x, p, drawn() + dist.get_rank(group)) if cut else F.dropout(x, p)
+
+
+@right("5.6", "a generator of its own, and a mask by hand")
+def own_generator(x, p, cut, group):
+    seed = torch.empty((), dtype=torch.int64).random_()
+    own = torch.Generator().manual_seed(int(seed) ^ (1 + dist.get_rank(group) if cut else 0))
+    keep = torch.rand(x.shape, generator=own) >= p
+    return x * keep / (1 - p)
+
+
+@right("5.6", "all ranks draw everybody's masks, and each takes its own")
+def everybodys_masks(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    ones = x.new_ones(dist.get_world_size(group), *x.shape)
+    return x * F.dropout(ones, p)[dist.get_rank(group)]
+
+
+@right("5.6", "state taken and put back by hand")
+def by_state(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    torch.rand(())
+    state = torch.get_rng_state()
+    torch.manual_seed(int(torch.randint(1 << 40, ())) * 1000 + dist.get_rank())
+    y = F.dropout(x, p)
+    torch.set_rng_state(state)
+    return y
+
+
+@wrong("5.6", "as given", "call 1 (cut): ranks 0 and 1 of one group drop the same numbers: twins")
+def as_given(x, p, cut, group):
+    if cut:
+        return F.dropout(x, p)
+    return seeded_dropout(x, p, torch.initial_seed() + dist.get_rank(group))
+
+
+@wrong("5.6", "seeds with the rank everywhere", "call 2 (not cut): ranks 0 and 1 of one group drop different numbers")
+def everywhere(x, p, cut, group):
+    return seeded_dropout(x, p, drawn() + dist.get_rank(group))
+
+
+@wrong("5.6", "nowhere", "twins", "every rank needs a mask of its own")
+def nowhere(x, p, cut, group):
+    return F.dropout(x, p)
+
+
+@wrong("5.6", "reseeds with the rank, for good", "after call 1 (cut)", "common no more", "puts the stream back")
+def reseeds(x, p, cut, group):
+    if cut:
+        torch.manual_seed(drawn() + dist.get_rank(group))
+    return F.dropout(x, p)
+
+
+@wrong("5.6", "the two branches swapped", "call 3 (cut) has the mask of call 1 (cut) again", "same number at each call")
+def swapped(x, p, cut, group):
+    return seeded_dropout(x, p, torch.initial_seed() + dist.get_rank(group)) if cut else F.dropout(x, p)
+
+
+@wrong("5.6", "back to the seed after each call", "call 4 (cut) has the mask of call 1 (cut) again", "put back too far")
+def back_to_the_seed(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    seed = torch.initial_seed()
+    y = seeded_dropout(x, p, drawn() + dist.get_rank(group))
+    torch.manual_seed(seed)
+    return y
+
+
+@wrong("5.6", "a count of calls in the seed", "same torch.manual_seed once more", "no count of calls")
+def counts(x, p, cut, group):
+    calls = globals().setdefault("dropout_calls", [])
+    calls.append(1)
+    seed = torch.initial_seed() + 1000 * len(calls) + dist.get_rank(group)
+    return seeded_dropout(x, p, seed) if cut else F.dropout(x, p)
+
+
+@wrong("5.6", "a count of calls, started anew by each seed", "before call", "as checkpoint does", "no count of calls")
+def counts_from_the_seed(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    calls = globals().setdefault("calls_since", {})
+    state = torch.get_rng_state()
+    fresh = torch.equal(state, torch.Generator().manual_seed(torch.initial_seed()).get_state())
+    calls[0] = 0 if fresh else calls.get(0, 0) + 1
+    return seeded_dropout(x, p, torch.initial_seed() + 1000 * (1 + calls[0]) + dist.get_rank(group))
+
+
+@wrong(
+    "5.6", "a second generator that goes on, as in Megatron", "same torch.manual_seed once more", "goes on by itself"
+)
+def second_stream(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    streams = globals().setdefault("dropout_streams", {})
+    seed = torch.initial_seed() + 2718 + dist.get_rank(group)
+    own = streams.setdefault(seed, torch.Generator().manual_seed(seed))
+    return x * (torch.rand(x.shape, generator=own) >= p) / (1 - p)
+
+
+@wrong("5.6", "a seed from the numbers of x", "twins")
+def from_x(x, p, cut, group):
+    return seeded_dropout(x, p, drawn() + hash(tuple(x.flatten().tolist()))) if cut else F.dropout(x, p)
+
+
+@wrong(
+    "5.6", "fixed seeds for the ranks and a count of calls that starts anew", "another torch.manual_seed", "no fixed"
+)
+def fixed_seeds(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    number = len(x.flatten()) + int(1e6 * seen(x)) + dist.get_rank(group)
+    return seeded_dropout(x, p, number)
+
+
+def seen(x):
+    """How often the common stream has been used since its seed: a count that follows from its state alone."""
+    torch.rand(())
+    fresh, state = torch.Generator().manual_seed(torch.initial_seed()), torch.get_rng_state()
+    for count in range(10_000):
+        if torch.equal(fresh.get_state(), state):
+            return count
+        torch.rand((), generator=fresh)
+    return -1
+
+
+@wrong("5.6", "the rank in the upper half of the seed, which is not used", "twins")
+def upper_half(x, p, cut, group):
+    return seeded_dropout(x, p, drawn() ^ (dist.get_rank(group) << 40)) if cut else F.dropout(x, p)
+
+
+@wrong(
+    "5.6",
+    "from where the common stream stands, each rank some numbers on",
+    "again, of rank 1, on rank 0",
+    "put back too far",
+)
+def some_numbers_on(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    with torch.random.fork_rng():
+        for _ in range(dist.get_rank(group)):
+            F.dropout(x, p)
+        return F.dropout(x, p)
+
+
+@wrong("5.6", "rank 0's mask sent to all", "rank 0 called broadcast", "Nothing needs to be sent")
+def broadcast(x, p, cut, group):
+    y = seeded_dropout(x, p, drawn() + dist.get_rank(group))
+    if cut:
+        return y
+    keep = (y != 0).float()
+    dist.broadcast(keep, dist.get_process_group_ranks(group)[0], group=group)
+    return x * keep / (1 - p)
+
+
+@wrong("5.6", "picolib's region", "your function calls picolib.parallel.tensor")
+def picolibs_region(x, p, cut, group):
+    from picolib.parallel.tensor import sharded_region
+
+    if not cut:
+        return F.dropout(x, p)
+    with sharded_region(group):
+        return F.dropout(x, p)
+
+
+@wrong("5.6", "not scaled", "divided by 1 - p")
+def not_scaled(x, p, cut, group):
+    return common_number(x, p, cut, group) * (1 - p)
+
+
+@wrong("5.6", "half of the mask common", "a part of their masks is common")
+def half_common(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    ones, seed = torch.ones_like(x), drawn()
+    first, second = seeded_dropout(ones, p, seed), seeded_dropout(ones, p, seed + 1 + dist.get_rank(group))
+    half = torch.arange(x.numel()).view(x.shape) < x.numel() // 2
+    return x * torch.where(half, first, second)
+
+
+@wrong("5.6", "the global rank's share of a mask, one place further on each", "the same but for 1 place")
+def one_place_further(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    mask = F.dropout(x.new_ones(x.numel() + dist.get_world_size(group)), p)
+    own = mask[dist.get_rank(group) :][: x.numel()]
+    return x * own.view(x.shape)

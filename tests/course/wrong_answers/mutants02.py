@@ -1,0 +1,64 @@
+"""Small changes to the solutions of lesson 02 that `tests.course.mutate` has drawn, and that were once told something
+that did not name their fault.
+"""
+
+import torch
+import torch.distributed as dist
+
+from . import wrong
+from .mutants import exchange, rank_and_size, sums
+
+
+@wrong("2.7", "beta subtracted", "A message takes alpha + beta·bytes", "nothing is subtracted")
+def beta_subtracted(algorithm, n, nbytes, alpha, beta):
+    return 2 * (n - 1) * (alpha - beta * nbytes / n) if algorithm == "ring" else alpha * n
+
+
+@wrong("2.8", "the minimum", "`loss` on rank 0 is the smallest of the ranks' numbers. Is the operation a sum?")
+def minimum_of_metrics(metrics):
+    return sums(metrics, dist.ReduceOp.MIN)
+
+
+@wrong("2.9", "both play rank 0", "Rank 0 sends to rank 1", "rank 1 receives from rank 0")
+def both_play_rank_0(x, rounds):
+    for _ in range(rounds):
+        dist.send(x, 1)
+        dist.recv(x, 1)
+        x += 1
+    return x
+
+
+@wrong("2.10", "only the last rank would send", "rank 0 has returned", "Rank r sends each part to rank r + 1")
+def only_the_last_sends(x):
+    rank, n = rank_and_size()
+    for part in x.chunk(8):
+        if rank > 0:
+            dist.recv(part, rank - 1)
+        if rank == n - 1 > 0:
+            dist.send(part, 0)
+
+
+@wrong("2.10", "received from the last rank", "rank 3 itself", "Rank r receives from rank r - 1")
+def from_the_last(x):
+    rank, n = rank_and_size()
+    for part in x.chunk(8):
+        if rank > 0:
+            dist.recv(part, n - 1)
+        if rank < n - 1:
+            dist.send(part, rank + 1)
+
+
+@wrong("2.11", "the way back in the order of the way there", "it begins with the last partner, rank 1")
+def not_backwards(x):
+    (rank, n), held, way = rank_and_size(), x, []
+    distance = n // 2
+    while distance:
+        lower, upper = held.chunk(2)
+        kept, given = (upper, lower) if rank & distance else (lower, upper)
+        arrived = torch.empty_like(kept)
+        exchange(given, arrived, rank ^ distance, rank ^ distance)
+        kept += arrived
+        way.append((kept, given, rank ^ distance))
+        held, distance = kept, distance // 2
+    for kept, given, partner in way:
+        exchange(kept, given, partner, partner)

@@ -1,0 +1,58 @@
+"""Small changes to the solutions of lesson 03 that `tests.course.mutate` has drawn, and that were once told something
+that did not name their fault.
+"""
+
+import torch
+import torch.distributed as dist
+
+from . import wrong
+
+
+@wrong("3.2", "divided by N", "every gradient is exactly 4x too small", "where it has to be multiplied by it")
+def divided_by_n(token_losses):
+    count = torch.tensor(float(len(token_losses)))
+    dist.all_reduce(count)
+    return token_losses.sum() / dist.get_world_size() / count
+
+
+def one_bucket(parameters, op=dist.ReduceOp.SUM):
+    flat = torch.cat([p.grad.flatten() for p in parameters])
+    dist.all_reduce(flat, op)
+    flat /= dist.get_world_size()
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad.copy_(part.view_as(p))
+
+
+@wrong("3.3", "empty buckets", "A bucket has no parameter in it")
+def empty_buckets(parameters, cap_bytes):
+    one_bucket([])
+
+
+@wrong("3.3", "the minimum", "op=dist.ReduceOp.MIN)` leaves the smallest of the ranks' numbers", "op=SUM")
+def smallest_gradients(parameters, cap_bytes):
+    flat = torch.cat([p.grad.flatten() for p in parameters])
+    dist.all_reduce(flat, op=dist.ReduceOp.MIN)
+    flat /= dist.get_world_size()
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad.copy_(part.view_as(p))
+
+
+def an_epoch(model, batches, lr, order=1):
+    steps = torch.tensor(len(batches))
+    dist.all_reduce(steps, op=dist.ReduceOp.MAX)
+    for i in range(int(steps))[::order]:
+        losses = model(batches[i]) if i < len(batches) else None
+        count = torch.tensor(0.0 if losses is None else float(len(losses)))
+        dist.all_reduce(count)
+        if losses is not None:
+            (losses.sum() / count).backward()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if losses is None else p.grad
+            dist.all_reduce(p.grad)
+            p.data -= lr * p.grad
+            p.grad = None
+
+
+@wrong("3.7", "the last step first", "took the last batch first: step i takes everybody's batch i")
+def last_step_first(model, batches, lr):
+    an_epoch(model, batches, lr, order=-1)
