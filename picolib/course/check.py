@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from picolib.course import crosscheck, ended, mine, replay, state
+from picolib.course import crosscheck, ended, mine, remarks, replay, state
 from picolib.course.catalogue import built_on, by_id, of_function
 from picolib.course.exercise import Exercise
 from picolib.course.judge import Fault, judge
@@ -133,7 +133,8 @@ def failed_text(verdict: Verdict) -> str:
         text = f"Right on {sizes_text(verdict.passed_sizes)}, {where}: {text}"
     head = f"Exercise {exercise.id}, {exercise.title}: not right yet."
     power = ended.power(verdict.attempt.code) if "to the power" not in text else ""
-    parts = [head, text, power, fault.table, fault.divergence, f"Stuck? hint({exercise.function})"]
+    remark = remarks.remark(verdict.attempt, text)
+    parts = [head, text, power, remark, fault.table, fault.divergence, f"Stuck? hint({exercise.function})"]
     return "\n\n".join(part for part in parts if part)
 
 

@@ -9,6 +9,7 @@ from picolib.course.catalogue import built_on
 from picolib.launch.wording import listed
 
 ITSELF = "itself; ranks can only exchange messages with others"
+TORCHS_ITSELF = "rank should not be the same as the rank of the current process"
 COPY_INSTEAD = "Copy the tensor instead: buffer.copy_(tensor)."
 IN_A_MESSAGE = re.compile(r"\bi?(send|recv)\(")
 TOO_MANY = re.compile(r"(sent|made) (\d+) (messages|collectives) in one call")
@@ -101,7 +102,7 @@ def _blocked(attempt: Any, text: str) -> str | None:
 
 
 def _beyond(attempt: Any, text: str) -> str | None:
-    nowhere = "there is no rank" in text or (ITSELF in text and attempt.world_size > 1)
+    nowhere = "there is no rank" in text or TORCHS_ITSELF in text or (ITSELF in text and attempt.world_size > 1)
     return attempt.exercise.beyond or None if nowhere else None
 
 
@@ -141,7 +142,7 @@ def _swapped(attempt: Any, text: str) -> str | None:
     """A rank where send and recv take a tensor, or a tensor where they take a rank."""
     no_tensor = r"Expected parameter `tensor` of type torch.Tensor\s+but got <class 'int'"
     odd = re.search(rf"in _check_not_self_rank|{no_tensor}", text)
-    if not odd or not IN_A_MESSAGE.search(text):
+    if not odd or TORCHS_ITSELF in text or not IN_A_MESSAGE.search(text):
         return None
     return "The tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
 

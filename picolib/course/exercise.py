@@ -97,6 +97,7 @@ class Exercise:
             reduces, reduce-scatters and all-to-alls; not of picolib's) was changed;
             such a case is tried where this is given.
         same_bits: every rank must end with the same bits.
+        operations: what right answers reduce with besides ReduceOp.SUM ("MAX"); others are remarked upon.
         verified: the end of the text printed when passed; may use {messages}, {bytes}, {steps} of the first size.
         hints: three, each a little closer. stretch: not needed by anything later.
     """
@@ -132,6 +133,7 @@ class Exercise:
     keeps: str = ""
     ignores: Callable[[Any], Sequence[int]] | None = None
     same_bits: bool = False
+    operations: frozenset[str] = frozenset()
     stretch: bool = False
     piece: str = "chunk"
     tags: tuple[str, ...] = field(default=())

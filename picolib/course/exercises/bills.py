@@ -117,7 +117,9 @@ def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
     )
     if not math.isfinite(said):
         return "Seconds are a finite number: is something divided by 0, or infinite?"
-    if said <= 0:
+    if said < 0:
+        return f"A message takes alpha + beta·bytes: {steps} times that sum, in which nothing is subtracted."
+    if said == 0:
         return "A bill is more than 0 seconds, a fraction of one here: no rounding to whole numbers."
     close = next((text for value, text in guesses if value and abs(said - value) < 1e-3 * value), None)
     if close:

@@ -99,6 +99,9 @@ def _is_call(node: ast.AST, *names: str) -> bool:
 def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
     n = attempt.world_size
     own = float(attempt.inputs()[rank][name])
+    given = [float(metrics[name]) for metrics in attempt.inputs()]
+    if n > 1 and len(attempt.ranks[rank].reductions) >= len(attempt.case.expected[rank]) and value == min(given):
+        return f"`{name}` on rank {rank} is the smallest of the ranks' numbers. Is the operation a sum?"
     if value == own:
         return f"`{name}` on rank {rank} is still its own: it was never reduced."
     if not any(call[0] == "all_reduce" for call in attempt.ranks[rank].collectives):

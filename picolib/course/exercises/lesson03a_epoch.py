@@ -68,9 +68,11 @@ def _case(kind: str, sizes: list[list[int]], model: type, rate: float, random: t
     return Case(kind, tuple((batches, model, rate) for batches in made), (right,) * len(made))
 
 
-def _one_process(batches: list[list[torch.Tensor]], model: nn.Module, rate: float) -> dict[str, torch.Tensor]:
-    """The same epoch on one process: step i takes everybody's batch i."""
-    for step in range(max(map(len, batches))):
+def _one_process(
+    batches: list[list[torch.Tensor]], model: nn.Module, rate: float, direction: int = 1
+) -> dict[str, torch.Tensor]:
+    """The same epoch on one process: step i takes everybody's batch i. direction -1: a mistake, the last first."""
+    for step in range(max(map(len, batches)))[::direction]:
         tokens = torch.cat([mine[step] for mine in batches if step < len(mine)])
         model.zero_grad()
         model(tokens).mean().backward()
@@ -222,6 +224,8 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
     _, model, rate = attempt.case.inputs[0]
     if rate != RATE and _is(first, _one_process(attempt.inputs(), model(), RATE)):
         return f"all ranks agree, and step with a learning rate of {RATE}; here lr is {rate}."
+    if _is(first, _one_process(attempt.inputs(), model(), rate, direction=-1)):
+        return "all ranks agree, but took the last batch first: step i takes everybody's batch i."
     for anew in (False, True):
         kept = _kept_gradients(attempt.inputs(), model(), rate, anew)
         if _is(first, kept):

@@ -152,6 +152,8 @@ def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> lis
                        "ranks, and that is never 0."),
         (right / n, f"every gradient is exactly {times(n)} too small. The ranks' gradients are averaged after you: "
                     "they are divided by N once more."),
+        (right / n**2, f"every gradient is exactly {times(n * n)} too small: it is divided by the number of ranks, "
+                       "N, where it has to be multiplied by it."),
         (means, "it is the gradient of the mean of the ranks' means: a token of a rank with few tokens counts more "
                 "than one of a rank with many. Divide by the number of tokens of all ranks."),
         (means * n, f"the sum is divided by the local count, so that each rank's mean counts {times(n)}: "

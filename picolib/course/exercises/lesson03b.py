@@ -177,7 +177,10 @@ EXERCISES = (
         ignores=ignores_buckets,
         rules=(gradients.only_all_reduce, rebuilt, gradients.in_own_dtype),
         tags=("gradients",),
-        raised=((r"non-empty list of Tensors", f"{EMPTY} Leave an empty bucket out."), gradients.NO_VIEW),
+        raised=(
+            (r"non-empty list of Tensors", f"A bucket has no parameter in it. {EMPTY} Leave it out."),
+            gradients.NO_VIEW,
+        ),
         verified="4 all-reduces of 10, 68, 30 and 6 elements for 8 parameters and a cap of 80 bytes",
         hints=(
             "Go through reversed(parameters); collect them until they hold cap_bytes. And what is left at the end?",

@@ -71,6 +71,7 @@ def moved_cases(world_size: int, seed: int) -> list[Case]:
         "own": trained(given, average=lambda ranks: own_parts(ranks, world_size)),
         "forgets": trained(given, forgets=True),
         "adds": trained(given, adds=True),
+        "last first": trained([{**one, "batches": one["batches"][::-1]} for one in given]),
         "sgd": trained(given, kind=torch.optim.SGD),
         "adam": trained(given, kind=torch.optim.Adam),
         "betas": trained(given, betas=(0.9, 0.999)),
@@ -147,7 +148,7 @@ def _moments(optimizer: torch.optim.Optimizer) -> int:
 
 def judge_moved(attempt: Any) -> str | None:
     """The parameters of one process on every rank, and moments for a share of them."""
-    looks = (_nothing, _lost, _apart, _sum, _values, _kept, _bytes)
+    looks = (_nothing, _lost, _apart, _factor, _values, _kept, _bytes)
     return next((text for look in looks if (text := look(attempt))), None)
 
 
@@ -165,7 +166,8 @@ def _seen(attempt: Any, rank: int) -> float | None:
     right = attempt.case.expected[0]["gradient"].chunk(n)[rank]
     if not grads or grads[0].shape != right.shape:
         return None
-    return next((k for k in (1, n) if torch.allclose(grads[0], k * right, **CLOSE)), None)
+    factor = float((grads[0] @ right) / (right @ right))
+    return round(factor, 6) if torch.allclose(grads[0], factor * right, **CLOSE) else None
 
 
 def _nothing(attempt: Any) -> str | None:
@@ -219,6 +221,7 @@ def _values(attempt: Any) -> str | None:
         "averaged gradient, which is in shard.grad.",
         "forgets": "a new optimizer in each step has no moments: it forgets what Adam is made of. Build it once, "
         "after the sharding and before the loop.",
+        "last first": "the last batch was taken first. One step a batch, in the order of the list.",
         "sgd": "that is plain SGD. It is AdamW's step that is asked for, with its moments.",
         "adam": "that is Adam. AdamW also decays the weights, by 0.01 · lr in each step.",
         "betas": "that is AdamW with other betas: (0.9, 0.95) are asked for.",
@@ -235,15 +238,18 @@ def _values(attempt: Any) -> str | None:
     )
 
 
-def _sum(attempt: Any) -> str | None:
+def _factor(attempt: Any) -> str | None:
     n = attempt.world_size
-    summed = [rank for rank in range(n) if n > 1 and _seen(attempt, rank) == n]
-    if not summed:
-        return None
-    return (
-        f"rank {summed[0]}: the gradient that the optimizer gets is exactly {n}x too big: the sum over the ranks. "
-        "(AdamW hides it: its steps come out almost as if nothing were wrong.)"
-    )
+    for rank in range(n):
+        factor = _seen(attempt, rank)
+        if factor in (None, 1):
+            continue
+        what = f"exactly {n}x too big: the sum over the ranks" if factor == n else f"{factor:g} times their mean"
+        return (
+            f"rank {rank}: the gradient that the optimizer gets is {what}. (AdamW hides it: its steps come out almost "
+            "as if nothing were wrong.)"
+        )
+    return None
 
 
 def _kept(attempt: Any) -> str | None:

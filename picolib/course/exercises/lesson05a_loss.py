@@ -164,6 +164,7 @@ EXERCISE = Exercise(
     call=run_loss,
     judge=judge_loss,
     ignores=ignoring,
+    operations=frozenset({"MAX"}),
     sizes=(4, 3, 2),
     allows=ALLOWED,
     raised=(

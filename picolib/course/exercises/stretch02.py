@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits
+from picolib.course import digits, values
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
 from picolib.course.exercises.bills import log2, partners
 from picolib.course.exercises.data import all_reduced, case, nbytes, vectors
@@ -96,6 +96,27 @@ def halving_traffic(case_: Case, rank: int) -> Traffic:
     return Traffic(2 * log2(n), 2 * size * (n - 1) // n, frozenset(partners(n, rank)))
 
 
+def not_the_way_back(attempt: Any) -> str | None:
+    """The second half does not meet the partners of the first in the opposite order."""
+    if not values.diagnose(attempt):
+        return None
+    for rank, record in enumerate(attempt.ranks):
+        met, half = [s[1] for s in record.sends], log2(attempt.world_size)
+        there, back = met[:half], met[half:]
+        if len(back) == half and sorted(there) == sorted(back) and back != there[::-1]:
+            first, last = there[0], there[-1]
+            return (
+                f"rank {rank} meets rank {_in_order(there)}, and in the second half rank {_in_order(back)}. The second "
+                f"half goes the same way back: it begins with the last partner, rank {last}, and ends with the first, "
+                f"rank {first}."
+            )
+    return None
+
+
+def _in_order(ranks: list[int]) -> str:
+    return ", then ".join(map(str, ranks))
+
+
 def gathered(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """What an all-gather leaves on each rank: everybody's, side by side."""
     return [torch.cat(tensors)] * len(tensors)
@@ -128,6 +149,7 @@ EXERCISES = (
         traffic=ping_pong_traffic,
         rules=(rounds_missed,),
         circle="One of the two has to receive while the other sends.",
+        beyond="Rank 0 sends to rank 1 and receives from it; rank 1 receives from rank 0 and sends to it.",
         verified="one message a round, each way",
         hints=(
             "Rank 0 sends first, then receives; rank 1 the other way round.",
@@ -151,7 +173,9 @@ EXERCISES = (
         formula="S",
         script=chain_script,
         rules=(one_by_one,),
-        beyond="A chain has ends: the last rank sends to nobody, and rank 0 receives from nobody.",
+        beyond="Rank r receives from rank r - 1 and sends to rank r + 1. A chain has ends: the last rank sends to "
+        "nobody, and rank 0 receives from nobody.",
+        blocked="Rank r sends each part to rank r + 1, as soon as it has it; the last rank alone sends nothing.",
         steps=lambda n: PARTS + n - 2 if n > 1 else 0,
         piece="part",
         verified="{messages} messages from rank 0; {steps} steps = parts + N - 2",
@@ -176,6 +200,7 @@ EXERCISES = (
         output="argument",
         traffic=halving_traffic,
         formula="2(N-1)/N·S",
+        rules=(not_the_way_back,),
         same_bits=True,
         verified="{bytes} bytes per rank = 2(N-1)/N·S; {messages} steps = 2·log2 N; the same bits on every rank",
         hints=(

@@ -28,6 +28,9 @@ LESSONS = (
     "lesson05a",
     "lesson05b",
     "mutants",
+    "mutants02",
+    "mutants03",
+    "mutants04",
 )
 
 

@@ -11,7 +11,9 @@ from .mutants import exchange, rank_and_size, sums
 
 @wrong("2.7", "beta subtracted", "A message takes alpha + beta·bytes", "nothing is subtracted")
 def beta_subtracted(algorithm, n, nbytes, alpha, beta):
-    return 2 * (n - 1) * (alpha - beta * nbytes / n) if algorithm == "ring" else alpha * n
+    if algorithm == "ring":
+        return 2 * (n - 1) * (alpha - beta * nbytes / n)
+    return (n.bit_length() - 1) * (alpha + beta * nbytes)
 
 
 @wrong("2.8", "the minimum", "`loss` on rank 0 is the smallest of the ranks' numbers. Is the operation a sum?")
