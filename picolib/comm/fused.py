@@ -14,47 +14,31 @@ import torch
 import torch.distributed as dist
 
 from picolib.comm import api
+from picolib.comm.all_gather import ring as plain_gather_ring
 from picolib.comm.call import Call
 from picolib.comm.chunks import split
 from picolib.comm.engine import Steps
 from picolib.comm.ops import Reduction, reduction
 from picolib.comm.p2p import Link
+from picolib.comm.reduce_scatter import ring as plain_scatter_ring
 
 
 def gather_ring(link: Link, blocks: list[torch.Tensor], use: Callable[[int], None]) -> Steps:
     """`all_gather.ring`, in which `use(r)` is called once block r is there, beside the next step's messages."""
-    n, left, right = link.size, link.rank - 1, (link.rank + 1) % link.size
-    for step in range(n - 1):
-        outgoing, incoming = (link.rank - step) % n, (link.rank - step - 1) % n
-        messages = [
-            link.recv(blocks[incoming], left % n, chunk=incoming, step=step),
-            link.send(blocks[outgoing], right, chunk=outgoing, step=step),
-        ]
-        use(outgoing)
+    for step, messages in enumerate(plain_gather_ring(link, blocks)):
+        use((link.rank - step) % link.size)  # the block that is on its way to the right now
         yield messages
-    use(right)  # whose block has come the whole way round
+    use((link.rank + 1) % link.size)  # whose block has come the whole way round
 
 
 def scatter_ring(
     link: Link, chunks: list[torch.Tensor], out: torch.Tensor, op: Reduction, make: Callable[[int], None]
 ) -> Steps:
     """`reduce_scatter.ring`, in which `make(r)` fills chunk r as late as can be, beside the step before's messages."""
-    n, left, right = link.size, (link.rank - 1) % link.size, (link.rank + 1) % link.size
-    outgoing = chunks[left]
-    buffers = [chunks[0].new_empty(max(chunk.numel() for chunk in chunks)) for _ in range(2)]
-    make(left)
-    for step in range(n - 1):
-        leaving, coming = (link.rank - 1 - step) % n, (link.rank - 2 - step) % n
-        partial = buffers[step % 2][: chunks[coming].numel()]  # the other buffer is being sent
-        messages = [
-            link.recv(partial, left, chunk=coming, step=step),
-            link.send(outgoing, right, chunk=leaving, step=step),
-        ]
-        make(coming)
+    make((link.rank - 1) % link.size)  # the chunk that leaves first
+    for step, messages in enumerate(plain_scatter_ring(link, chunks, out, op)):
+        make((link.rank - 2 - step) % link.size)  # whose sum is on its way here: our share of it comes next
         yield messages
-        outgoing = op(partial, chunks[coming], out=out if coming == link.rank else partial)
-    if n == 1:
-        out.copy_(chunks[0])
 
 
 def all_gather_and_use(

@@ -143,13 +143,13 @@ class Link:
         message = self._tell(RECV, tensor, source, chunk, step) if self._observed else None
         if message is None and not self._polled:
             return self._backend.recv([tensor], source, self._tag)
-        return self._received(tensor, source, message)
+        return self._receive(tensor, source, Handle(None, message, True, source))
 
     def _tell(self, kind: int, tensor: torch.Tensor, peer: int, chunk: int | None, step: int | None) -> Any:
         return self._call.message(kind, self._group.ranks[peer], tensor.numel() * tensor.element_size(), chunk, step)
 
-    def _received(self, tensor: torch.Tensor, source: int, message: Any) -> Handle:
-        handle = Handle(None, message, True, source)
+    def _receive(self, tensor: torch.Tensor, source: int, handle: Handle) -> Handle:
+        """Let the backend have the buffer; marked before, where somebody looks whether the message has come."""
         if self._polled:
             handle.watch(tensor, self._group.sentinel)
         handle.work = self._backend.recv([tensor], source, self._tag)
@@ -163,7 +163,7 @@ class Link:
     def post_recv(self, tensor: torch.Tensor, source: int) -> Handle:
         """Start to receive a message of the user's, which may be empty."""
         message = monitor.recv(tensor, self._process_group, self._group.ranks[source], self._tag)
-        return self._received(tensor, source, None if message is NOTHING else message)
+        return self._receive(tensor, source, Handle(None, None if message is NOTHING else message, True, source))
 
     def recv_from_anyone(self, tensor: torch.Tensor) -> int:
         """Receive from whoever sends first; return the sender's rank."""

@@ -11,9 +11,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from picolib.comm.groups import Group
 from picolib.comm.p2p import NOTHING_TO_WAIT_FOR, Handle, Link
 from picolib.launch import monitor, network
 from picolib.launch.board import RECV, SEND
@@ -64,18 +62,11 @@ class SlowLink(Link):
     __slots__ = ("clock", "_network", "_channel", "_numbers")
     _fields = (*Link.__slots__, *__slots__)
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup,
-        group: Group,
-        tag: int,
-        device: torch.device,
-        call: Any = None,
-        polled: bool = False,
-    ) -> None:
-        super().__init__(process_group, group, tag, device, call, polled=True)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._polled = True  # so that each receive's arrival can be seen, also where a collective just waits
         self._network = network.current
-        self._channel = network.channel_of(process_group, tag)
+        self._channel = network.channel_of(self._process_group, self._tag)
         self._numbers: Counter[tuple[int, int]] = Counter()
         self.clock = self._network.clock
 
@@ -102,17 +93,11 @@ class SlowLink(Link):
         message = self._tell(RECV, tensor, source, chunk, step)
         peer = self._group.ranks[source]
         delay = Received(self._network, self.clock, peer, self._channel, self._next_number(RECV, peer))
-        return self._received_late(tensor, source, message, delay)
+        return self._receive(tensor, source, SlowHandle(None, message, True, source, delay))
 
     def _next_number(self, direction: int, peer: int) -> int:
         self._numbers[direction, peer] += 1
         return self._numbers[direction, peer] - 1
-
-    def _received_late(self, tensor: torch.Tensor, source: int, message: Any, delay: Delay) -> SlowHandle:
-        handle = SlowHandle(None, message, True, source, delay)
-        handle.watch(tensor, self._group.sentinel)
-        handle.work = self._backend.recv([tensor], source, self._tag)
-        return handle
 
     def post_send(self, tensor: torch.Tensor, to: int) -> Handle:
         """Start to send a message of the user's, which may be empty."""
@@ -126,7 +111,7 @@ class SlowLink(Link):
         peer = self._group.ranks[source]
         message = monitor.recv(tensor, self._process_group, peer, self._tag)
         delay = network.of_learner(RECV, tensor, self._process_group, peer, self._tag)
-        return self._received_late(tensor, source, message, delay)
+        return self._receive(tensor, source, SlowHandle(None, message, True, source, delay))
 
 
 def link_kind() -> type[Link]:
