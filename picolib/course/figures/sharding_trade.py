@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from picolib.course.figures.axes import Scale
-from picolib.course.figures.canvas import Figure, text_width
-from picolib.course.style import ACCENT, GOOD, GRID, INK, LARGE, MUTED, SMALL, WIDTH, seconds_text
+from picolib.course.figures.canvas import Figure
+from picolib.course.figures.exposed import Bar, Note, exposed_bars
+from picolib.course.style import GOOD, INK, MUTED, SMALL, WIDTH
 
 BYTES, STATE, CARD = 2, 16, 80e9  # of a number that travels; of state, a parameter; of a GPU
 FLOPS = 4e14  # operations a second that a GPU reaches in bf16: 40% of what an H100 is sold for
-WORK = "#b9bec4"
-LEFT, RIGHT, ROW, TOP = 118, 266, 29, 96
+LEFT, RIGHT = 118, 266
 
 
 class Model(NamedTuple):
@@ -104,51 +103,22 @@ def break_even_tokens(ranks: int, bandwidth: float, flops: float = FLOPS) -> flo
 
 def sharding_trade(model: Model, ranks: int, tokens: Sequence[float], bandwidth: float) -> Figure:
     """For each number of tokens a rank: compute and exposed communication of a step, bytes sent, state on a rank."""
-    groups = [(count, plans(model, ranks, count, bandwidth)) for count in tokens]
-    height = TOP + sum(ROW * len(rows) + 34 for _, rows in groups)
+    groups = [
+        (f"{count:,.0f} tokens a rank", [_bar(plan) for plan in plans(model, ranks, count, bandwidth)])
+        for count in tokens
+    ]
     title = f"{model.name} on {ranks} ranks, {bandwidth / 1e9:g} GB/s, {FLOPS / 1e12:g} TFLOP/s: a step"
-    figure = Figure(height + 30, f"{title}. {_told(groups)}")
-    figure.text(20, 28, title, size=LARGE, bold=True)
-    _legend(figure)
-    scale = Scale(0, max(plan.compute + plan.exposed for _, rows in groups for plan in rows), LEFT, WIDTH - RIGHT)
-    for value in scale.ticks(5):
-        figure.line([(scale(value), TOP - 12), (scale(value), height)], GRID)
-        text = seconds_text(value) if value else "0"
-        figure.text(scale(value), height + 14, text, size=SMALL, color=MUTED, anchor="middle")
-    top = TOP
-    for count, rows in groups:
-        figure.text(20, top, f"{count:,.0f} tokens a rank", size=SMALL, bold=True)
-        for number, plan in enumerate(rows):
-            _bar(figure, scale, plan, top + 14 + ROW * number)
-        top += ROW * len(rows) + 34
+    told = "; ".join(
+        f"{count:,.0f} tokens: " + ", ".join(f"{bar.name} {100 * bar.share:.0f}% exposed" for bar in bars)
+        for count, (_, bars) in zip(tokens, groups, strict=True)
+    )
+    figure = exposed_bars(title, groups, "exposed communication", f"{told}.", LEFT, RIGHT)
+    figure.text(WIDTH - RIGHT + 118, 57, f"a GPU has {CARD / 1e9:.0f} GB", size=SMALL, color=MUTED)
     return figure
 
 
-def _bar(figure: Figure, scale: Scale, plan: Plan, top: float) -> None:
-    middle, end = scale(plan.compute), scale(plan.compute + plan.exposed)
-    figure.text(LEFT - 8, top + 11, plan.name, size=SMALL, anchor="end")
-    figure.box(LEFT, top, middle - LEFT, 22, fill=WORK)
-    if end > middle:
-        figure.box(middle, top, end - middle, 22, fill=ACCENT)
-    x = WIDTH - RIGHT + 14
-    figure.text(x, top + 11, f"{plan.sent / 1e9:,.3g} GB sent", size=SMALL, color=INK)
+def _bar(plan: Plan) -> Bar:
     fits = plan.state <= CARD
     held = f"{plan.state / 1e9:,.{0 if plan.state >= 1e11 else 1}f} GB {'held' if fits else 'do not fit'}"
-    figure.text(x + 104, top + 11, held, size=SMALL, bold=not fits, color=GOOD if fits else INK)
-
-
-def _legend(figure: Figure) -> None:
-    x = 20.0
-    for color, text in ((WORK, "compute"), (ACCENT, "exposed communication")):
-        figure.box(x, 51, 14, 12, fill=color)
-        figure.text(x + 20, 57, text, size=SMALL, color=MUTED)
-        x += 40 + text_width(text, SMALL)
-    figure.text(WIDTH - RIGHT + 118, 57, f"a GPU has {CARD / 1e9:.0f} GB", size=SMALL, color=MUTED)
-
-
-def _told(groups: Sequence[tuple[float, list[Plan]]]) -> str:
-    said = []
-    for count, rows in groups:
-        parts = [f"{plan.name} {100 * plan.exposed / (plan.compute + plan.exposed):.0f}% exposed" for plan in rows]
-        said.append(f"{count:,.0f} tokens: {', '.join(parts)}")
-    return "; ".join(said) + "."
+    notes = Note(f"{plan.sent / 1e9:,.3g} GB sent"), Note(held, 104, bold=not fits, color=GOOD if fits else INK)
+    return Bar(plan.name, plan.compute, plan.exposed, notes)

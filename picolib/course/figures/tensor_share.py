@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from picolib.course.figures.axes import Scale
-from picolib.course.figures.canvas import Figure, text_width
-from picolib.course.figures.sharding_trade import FLOPS, WORK
-from picolib.course.style import ACCENT, GRID, INK, LARGE, MUTED, SMALL, WIDTH, seconds_text
+from picolib.course.figures.canvas import Figure
+from picolib.course.figures.exposed import Bar, Note, exposed_bars
+from picolib.course.figures.sharding_trade import FLOPS
+from picolib.course.style import ACCENT, MUTED, SMALL, WIDTH
 from picolib.launch.links import Link, Links
 from picolib.plan.links import ring_all_reduce
 
 LINKS = {"NVLink 4": Link.NVLINK4, "PCIe 5": Link.PCIE5, "100G Ethernet": Link.ETHERNET_100G}
 BYTES, ALL_REDUCES = 2, 4  # of a number that travels (bf16); in a layer, forward and backward
-LEFT, RIGHT, ROW, TOP = 128, 190, 29, 96
+LEFT, RIGHT = 128, 190
 
 
 class Block(NamedTuple):
@@ -55,50 +55,24 @@ def share(block: Block, ranks: int, tokens: float, link: Link, flops: float = FL
 
 def tensor_share(block: Block, tokens: float, ranks: Sequence[int], links: Sequence[str] = tuple(LINKS)) -> Figure:
     """For each number of ranks and each link: compute and exposed communication of a layer, and the part exposed."""
-    groups = [(n, [(name, share(block, n, tokens, LINKS[name])) for name in links]) for n in ranks]
-    height = TOP + sum(ROW * len(rows) + 34 for _, rows in groups)
+    groups = [
+        (f"t = {n} ranks", [_bar(name, share(block, n, tokens, LINKS[name])) for name in links]) for n in ranks
+    ]  # fmt: skip
     title = f"One layer of {block.name}, {tokens:,.0f} tokens, forward and backward"
-    figure = Figure(height + 30, f"{title}. {_told(groups)}")
-    figure.text(20, 28, title, size=LARGE, bold=True)
-    _legend(figure)
-    scale = Scale(0, max(one.compute + one.exposed for _, rows in groups for _, one in rows), LEFT, WIDTH - RIGHT)
-    for value in scale.ticks(5):
-        figure.line([(scale(value), TOP - 12), (scale(value), height)], GRID)
-        text = seconds_text(value) if value else "0"
-        figure.text(scale(value), height + 14, text, size=SMALL, color=MUTED, anchor="middle")
-    top = TOP
-    for n, rows in groups:
-        figure.text(20, top, f"t = {n} ranks", size=SMALL, bold=True)
-        for number, (name, one) in enumerate(rows):
-            _bar(figure, scale, name, one, top + 14 + ROW * number)
-        top += ROW * len(rows) + 34
+    told = "; ".join(
+        f"{n} ranks: " + ", ".join(f"{bar.name} {_percent(bar)} exposed" for bar in bars)
+        for n, (_, bars) in zip(ranks, groups, strict=True)
+    )
+    figure = exposed_bars(title, groups, "all-reduces, which nothing hides", f"{told}.", LEFT, RIGHT)
+    figure.text(WIDTH - 20, 57, "part of the time", size=SMALL, color=MUTED, anchor="end")
     return figure
 
 
-def _bar(figure: Figure, scale: Scale, name: str, one: Share, top: float) -> None:
-    middle, end = scale(one.compute), scale(one.compute + one.exposed)
-    figure.text(LEFT - 8, top + 11, name, size=SMALL, anchor="end")
-    figure.box(LEFT, top, middle - LEFT, 22, fill=WORK)
-    if end > middle:
-        figure.box(middle, top, end - middle, 22, fill=ACCENT)
-    x = WIDTH - RIGHT + 14
-    figure.text(x, top + 11, f"{one.sent / 1e6:,.3g} MB sent", size=SMALL, color=INK)
-    figure.text(x + 108, top + 11, _percent(one), size=SMALL, bold=True, color=ACCENT)
+def _bar(name: str, one: Share) -> Bar:
+    bar = Bar(name, one.compute, one.exposed)
+    notes = Note(f"{one.sent / 1e6:,.3g} MB sent"), Note(_percent(bar), 108, bold=True, color=ACCENT)
+    return bar._replace(notes=notes)
 
 
-def _percent(one: Share) -> str:
-    return f"{100 * one.exposed / (one.compute + one.exposed):.0f}%"
-
-
-def _legend(figure: Figure) -> None:
-    x = 20.0
-    for color, text in ((WORK, "compute"), (ACCENT, "all-reduces, which nothing hides")):
-        figure.box(x, 51, 14, 12, fill=color)
-        figure.text(x + 20, 57, text, size=SMALL, color=MUTED)
-        x += 40 + text_width(text, SMALL)
-    figure.text(WIDTH - 20, 57, "part of the time", size=SMALL, color=MUTED, anchor="end")
-
-
-def _told(groups: Sequence[tuple[int, list[tuple[str, Share]]]]) -> str:
-    said = (f"{n} ranks: " + ", ".join(f"{name} {_percent(one)} exposed" for name, one in rows) for n, rows in groups)
-    return "; ".join(said) + "."
+def _percent(bar: Bar) -> str:
+    return f"{100 * bar.share:.0f}%"
