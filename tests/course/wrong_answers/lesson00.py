@@ -1,11 +1,10 @@
 """Answers to the exercises of lesson 00."""
 
-import json
-
 import torch
 import torch.distributed as dist
 
 from . import right, wrong
+from .ways_round import by_store
 
 # 0.1 your share of 10 items
 
@@ -231,15 +230,10 @@ def loss_only(model, loss):
 
 @wrong("0.3", "averages through the store, all-reduces for show", "rank 0 used the store (set)", "in collectives")
 def averages_through_the_store(model, loss):
-    store, rank, n = dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    averages_through_the_store.calls = getattr(averages_through_the_store, "calls", 0) + 1
     loss.backward()
-    for number, parameter in enumerate(model.parameters()):
+    for parameter in model.parameters():
         dist.all_reduce(parameter.grad.clone())
-        key = f"learner/{averages_through_the_store.calls}/{number}/{{}}"
-        store.set(key.format(rank), repr(parameter.grad.tolist()))
-        everybody = [torch.tensor(json.loads(store.get(key.format(r))), dtype=torch.float64) for r in range(n)]
-        parameter.grad = torch.stack(everybody).mean(0)
+        parameter.grad = torch.stack(by_store(parameter.grad)).mean(0)
 
 
 @wrong("0.3", "skips lm_head", "`lm_head.weight` differs")

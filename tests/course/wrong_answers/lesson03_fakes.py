@@ -1,26 +1,12 @@
 """Answers to the exercises of lesson 03 that are right only for what a check is thought to try, or by another way."""
 
-import os
-import tempfile
-import time
-
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from . import right, wrong
 from .lesson03a import averages, copy_all, digits_test, hooks_only, sum_times_n, take_step
 from .lesson03b import average_one_bucket, buckets_first, copy_back, count_missing, flatten
-
-
-def through_the_store(numbers):
-    """The ranks' numbers, list by list, without a message."""
-    store, rank, n = distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()
-    through_the_store.calls = getattr(through_the_store, "calls", 0) + 1
-    key = f"learner/{through_the_store.calls}/{{}}"
-    store.set(key.format(rank), " ".join(map(repr, numbers)))
-    return [[float(x) for x in store.get(key.format(r)).split()] for r in range(n)]
-
+from .ways_round import by_files, by_store
 
 # 3.1 wrap it
 
@@ -63,9 +49,9 @@ def averages_through_the_store(module, group):
     copy_all(module, group)
 
     def hook(p):
-        everybody = torch.tensor(through_the_store(p.grad.flatten().tolist()), dtype=p.dtype)
+        everybody = torch.stack(by_store(p.grad))
         dist.all_reduce(p.grad.clone(), group=group)
-        p.grad = everybody.mean(0).view_as(p)
+        p.grad = everybody.mean(0)
 
     for p in module.parameters():
         if p.requires_grad:
@@ -123,24 +109,16 @@ def count_in_float16(token_losses):
 
 @wrong("3.2", "counts through the store, an all-reduce for show", "rank 0 used the store (set)")
 def counts_through_the_store(token_losses):
-    counts = through_the_store([len(token_losses)])
+    counts = by_store(torch.tensor(len(token_losses)))
     dist.all_reduce(torch.tensor(float(len(token_losses))))
-    return token_losses.sum() * dist.get_world_size() / sum(count for (count,) in counts)
+    return token_losses.sum() * dist.get_world_size() / sum(counts)
 
 
 @wrong("3.2", "counts through files, an all-reduce for show", "do not need the all-reduces for them")
 def counts_through_files(token_losses):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    counts_through_files.calls = getattr(counts_through_files, "calls", 0) + 1
-    name = os.path.join(tempfile.gettempdir(), f"picolib-test-{os.getppid()}-{n}-{counts_through_files.calls}-{{}}")
-    with open(name.format(f"{rank}-new"), "w") as file:
-        file.write(str(len(token_losses)))
-    os.rename(name.format(f"{rank}-new"), name.format(rank))
+    counts = by_files(torch.tensor(len(token_losses)))
     dist.all_reduce(torch.tensor(float(len(token_losses))))
-    counts = [int(open(name.format(r)).read()) for r in range(n)]  # noqa: SIM115
-    time.sleep(0.05)
-    os.remove(name.format(rank))
-    return token_losses.sum() * n / sum(counts)
+    return token_losses.sum() * dist.get_world_size() / sum(counts)
 
 
 @wrong("3.2", "gives the all-reduce the sum", "not each one's own count of tokens")
@@ -260,19 +238,16 @@ def three_steps_always(model, batches, lr):
 
 @wrong("3.7", "gradients and counts through the store", "rank 0 used the store (set)")
 def trains_through_the_store(model, batches, lr):
-    lengths = through_the_store([len(batches)])
-    for i in range(int(max(length for (length,) in lengths))):
+    for i in range(max(by_store(torch.tensor(len(batches))))):
         model.zero_grad()
         count = len(batches[i]) if i < len(batches) else 0
         if count:
             model(batches[i]).sum().backward()
         own = [p.grad.flatten() if count else torch.zeros_like(p).flatten() for p in model.parameters()]
         dist.all_reduce(torch.cat(own))
-        everybody = torch.tensor(through_the_store([*torch.cat(own).tolist(), count]), dtype=torch.float64).sum(0)
-        for p, part in zip(
-            model.parameters(), everybody[:-1].split([p.numel() for p in model.parameters()]), strict=True
-        ):
-            p.data -= lr * (part / everybody[-1]).view_as(p)
+        total, tokens = sum(by_store(torch.cat(own))), sum(by_store(torch.tensor(count)))
+        for p, part in zip(model.parameters(), total.split([p.numel() for p in model.parameters()]), strict=True):
+            p.data -= lr * (part / tokens).view_as(p)
 
 
 @wrong("3.7", "goes on for ever", "has made 1000 collectives in one call", "Does the loop ever end?")

@@ -1,8 +1,6 @@
 """Answers to the exercises of sitting 04A."""
 
 import math
-import os
-import tempfile
 
 import torch
 import torch.distributed as dist
@@ -10,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import right, wrong
+from .ways_round import by_files, by_store
 
 # 4.1 a step of ZeRO-1
 
@@ -298,22 +297,16 @@ def dummy_exchange(n):
     dist.all_to_all_single(torch.empty(n), torch.ones(n))
 
 
-def sum_by_files(name, mine, in_step=dummy_reduce_scatter):
-    """The sum over ranks by files, and dummy collectives that only keep the ranks in step."""
-    folder, n, rank = tempfile.gettempdir(), dist.get_world_size(), dist.get_rank()
-    paths = [os.path.join(folder, f"picolib-{os.getppid()}-{name}-{r}") for r in range(n)]
-    torch.save(mine, paths[rank])
-    in_step(n)
-    total = sum(torch.load(path) for path in paths)
-    in_step(n)
-    os.remove(paths[rank])
-    return total
+def sum_by_files(mine, dummy=dummy_reduce_scatter):
+    """The sum over ranks by files, beside a dummy collective."""
+    dummy(dist.get_world_size())
+    return sum(by_files(mine))
 
 
 @wrong("4.1", "by files, and dummies", "ranks 0-3 do not need the reduce-scatters")
-def by_files(parameters, state, update):
+def step_by_files(parameters, state, update):
     n, rank = dist.get_world_size(), dist.get_rank()
-    gradients = sum_by_files("gradients", flat_of([p.grad for p in parameters], n)) / n
+    gradients = sum_by_files(flat_of([p.grad for p in parameters], n)) / n
     flat, part = stepped_part(parameters, gradients.chunk(n)[rank], state, update)
     dist.all_gather_into_tensor(flat, part)
     put_back(parameters, flat)
@@ -321,8 +314,11 @@ def by_files(parameters, state, update):
 
 @wrong("4.1", "by the store", "used the store (set)")
 def by_the_store(parameters, state, update):
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"gradients of {dist.get_rank()}", b"...")
+    n = dist.get_world_size()
+    gradients = sum(by_store(flat_of([p.grad for p in parameters], n))) / n
+    flat, part = stepped_part(parameters, gradients.chunk(n)[dist.get_rank()], state, update)
+    dist.all_gather_into_tensor(flat, part)
+    put_back(parameters, flat)
 
 
 def flat_pair(parameters):
@@ -376,7 +372,7 @@ def by_reduces(parameters, state, update):
 @wrong("4.1", "by files, and dummies of an all-to-all", "do not need the collectives")
 def by_files_and_exchanged(parameters, state, update):
     n, rank = dist.get_world_size(), dist.get_rank()
-    gradients = sum_by_files("gradients", flat_of([p.grad for p in parameters], n), dummy_exchange) / n
+    gradients = sum_by_files(flat_of([p.grad for p in parameters], n), dummy_exchange) / n
     flat, part = stepped_part(parameters, gradients.chunk(n)[rank], state, update)
     dist.all_gather_into_tensor(flat, part)
     put_back(parameters, flat)
@@ -619,9 +615,7 @@ def by_heart_norm(shards, replicated, max_norm, group):
 @wrong("4.2", "by the store, and a dummy", "used the store (set)")
 def clip_by_the_store(shards, replicated, max_norm, group):
     dist.all_reduce(torch.ones(1), group=group)
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"square of {dist.get_rank()}", str(square_of(shards).item()))
-    return 1.0
+    return sum(by_store(square_of(shards))).sqrt()
 
 
 @wrong("4.2", "divides by a norm of 0", "ZeroDivisionError", "Scale only where norm > max_norm")
@@ -1005,7 +999,7 @@ def moved_by_files(model, batches, lr):
     for batch in batches:
         model(batch).mean().backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-        shard.grad = sum_by_files("moved", gradient).chunk(n)[rank] / n
+        shard.grad = sum_by_files(gradient).chunk(n)[rank] / n
         model.zero_grad()
         optimizer.step()
         dist.all_gather_into_tensor(flat, shard.data)
@@ -1013,5 +1007,13 @@ def moved_by_files(model, batches, lr):
 
 @wrong("4.6", "by the store", "used the store (set)")
 def moved_by_the_store(model, batches, lr):
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"{dist.get_rank()}", "...")
+    flat, shard = sharded(model)
+    n, rank = dist.get_world_size(), dist.get_rank()
+    optimizer = adamw([shard], lr)
+    for batch in batches:
+        model(batch).mean().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+        shard.grad = sum(by_store(gradient)).chunk(n)[rank] / n
+        model.zero_grad()
+        optimizer.step()
+        dist.all_gather_into_tensor(flat, shard.data)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from . import right, wrong
+from .ways_round import by_store
 
 # 5.1 f and g
 
@@ -134,17 +135,11 @@ def gathers():
 
 @wrong("5.1", "through the store, with dummy all-reduces", "used the store")
 def through_the_store():
-    rounds = []
-
-    def by_store(tensor):
-        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    def total(tensor):
         dist.all_reduce(tensor.clone())
-        rounds.append(1)
-        store.set(f"{len(rounds)} {rank}", repr(tensor.tolist()))
-        parts = [eval(store.get(f"{len(rounds)} {r}")) for r in range(dist.get_world_size())]
-        return torch.tensor(parts, dtype=tensor.dtype).sum(0)
+        return sum(by_store(tensor))
 
-    return function(passed_on, by_store), function(by_store, passed_on)
+    return function(passed_on, total), function(total, passed_on)
 
 
 @wrong("5.1", "f all-reduces in forward as well, and throws it away", "f's forward pass made 1 all-reduce")
@@ -771,12 +766,8 @@ def changes_logits(logits, targets, g):
 
 @wrong("5.4", "through the store, beside dummy all-reduces", "used the store")
 def loss_through_the_store(logits, targets, g):
-    store, calls = dist.distributed_c10d._get_default_store(), globals().setdefault("loss_calls", [])
-    calls.append(1)
-    store.set(f"{len(calls)} {dist.get_rank()}", repr(logits.tolist()))
-    parts = [torch.tensor(eval(store.get(f"{len(calls)} {r}"))).to(logits) for r in range(dist.get_world_size())]
     dist.all_reduce(torch.zeros(len(targets)))
-    return F.cross_entropy(torch.cat(parts, 1), targets) + 0 * g(logits.sum(1)).sum()
+    return F.cross_entropy(torch.cat(by_store(logits), 1), targets) + 0 * g(logits.sum(1)).sum()
 
 
 @wrong("5.4", "picolib's own loss", "calls picolib.vocab_parallel_cross_entropy")
