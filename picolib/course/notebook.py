@@ -38,9 +38,10 @@ class Notebook:
     Entries are lists: ["send", peer, bytes, id, contents, owner, checksum], the same with "recv" (its checksum is
     None until the message has arrived), ["wait", id], ["collective", name, elements, owner, id or None, contents,
     dtype], ["early", id, place]: the tensor of that message or collective was used before wait(), ["store", method]:
-    the ranks' meeting place was used as a way for numbers, and ["note", label]. owner is None for the learner's own
-    calls, else the name of the picolib collective that made them. A collective's contents and dtype are those of what
-    the rank gave to it.
+    the ranks' meeting place was used as a way for numbers, ["graph", name]: the collective that follows was given a
+    tensor that autograd has computed, and tells autograd nothing, and ["note", label]. owner is None for the learner's
+    own calls, else the name of the picolib collective that made them. A collective's contents and dtype are those of
+    what the rank gave to it.
     """
 
     def __init__(self) -> None:
@@ -98,6 +99,8 @@ class Notebook:
         given: contents and dtype of what the rank gave to it, looked at before.
         """
         handle = None if work is None else self.next_id
+        if torch.is_grad_enabled() and any(t.grad_fn is not None for t in tensors):
+            self.entries.append(["graph", name, None, None, None, None, None])
         self._started(["collective", name, sum(t.numel() for t in tensors), owner_name, handle, *given], work)
         if work is not None:
             self._until_waited(tensors)

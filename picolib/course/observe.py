@@ -35,11 +35,13 @@ NATIVE = {
     "allgather": "all_gather",
     "allgather_coalesced": "all_gather_coalesced",
     "_allgather_base": "all_gather_into_tensor",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor",
     "all_gather_single": "all_gather_into_tensor",
     "gather": "gather",
     "scatter": "scatter",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor",
     "reduce_scatter_single": "reduce_scatter_tensor",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all_single",
@@ -53,6 +55,11 @@ FUNCTIONAL = {  # the same as operators, which call the backend without Python: 
         "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_",
     ),
     "_c10d_functional_autograd": ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
+    "c10d": (
+        "allreduce_", "broadcast_", "reduce_", "allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_",
+        "gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
+        "alltoall_", "alltoall_base_",
+    ),
 }  # fmt: skip
 OF_OBJECTS = frozenset({"broadcast_object_list"})  # two collectives of bytes each
 ON_THE_WAY = ("torch.", "picolib.launch", "picolib.course")  # modules between such a call and its collectives
@@ -130,7 +137,8 @@ def _replace(where: Any, name: str, make: Callable[[Callable], Callable]) -> Non
 def _replace_operator(namespace: Any, name: str, notebook: Notebook) -> None:
     operator = getattr(namespace, name, None)  # None: this version of torch has none of that name
     if operator is not None:
-        plain = name.removesuffix("_out").removesuffix("_coalesced").rstrip("_")
+        plain = name.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
+        plain = name.removesuffix("_") if name.removesuffix("_") in NATIVE else plain
         setattr(namespace, name, _Operator(operator, NATIVE.get(plain, plain), notebook))
 
 

@@ -136,12 +136,13 @@ def by_operators():
     functional = torch.ops._c10d_functional
     functional.wait_tensor(functional.all_reduce(torch.ones(3), "sum", name))
     functional.wait_tensor(functional.all_gather_into_tensor.default(torch.ones(2), dist.get_world_size(), name))
+    torch.ops.c10d._allgather_base_(torch.empty(8), torch.ones(4), dist.group.WORLD.boxed(), False, -1)
     dist.all_reduce(torch.ones(5))
     return [e[1:4] for e in notebook.clear() if e[0] == "collective"]
 
 
 def test_collectives_are_seen_where_they_are_called_as_operators_and_counted_once():
-    seen = [["all_reduce", 3, None], ["all_gather_into_tensor", 2, None]]
+    seen = [["all_reduce", 3, None], ["all_gather_into_tensor", 2, None], ["all_gather_into_tensor", 8, None]]
     assert picolib.run(by_operators, 2)[0] == [*seen, ["all_reduce", 5, None]]
 
 

@@ -33,6 +33,8 @@ def calls_into(*modules: str) -> Iterator[list[str]]:
     try:
         yield called
     finally:
+        if sys.getprofile() is not look:  # somebody did not want to be looked at
+            called.append("sys.setprofile")
         sys.setprofile(before)
         threading.setprofile(before)
 

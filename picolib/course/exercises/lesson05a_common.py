@@ -69,11 +69,14 @@ def g(x: torch.Tensor) -> torch.Tensor:
 
 
 class Largest(TorchDispatchMode):
-    """Inside, `most` is the number of elements of the largest tensor that an operation has made. Views don't count."""
+    """Inside, `most` is the number of elements of the largest tensor that an operation has made. Views don't count.
+
+    `products`: multiplications in matrix products.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.most = 0
+        self.most = self.products = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,11 +84,21 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.products += _products(func, args)
         known = {_address(leaf) for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         for leaf in tree_iter(result):
             if isinstance(leaf, torch.Tensor) and _address(leaf) not in known:
                 self.most = max(self.most, leaf.numel())
         return result
+
+
+def _products(func: Any, args: tuple) -> int:
+    """[a, b] @ [b, c] takes a·b·c multiplications; 0 for what is no matrix product."""
+    first = {"mm": 0, "bmm": 0, "mv": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}.get(func.overloadpacket.__name__)
+    if first is None:
+        return 0
+    left, right = args[first : first + 2]
+    return left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -154,6 +167,27 @@ def count_fault(attempt: Any, what: str, right: dict[str, tuple[int, str]]) -> s
     return None
 
 
+def too_many_numbers(record: Any, label: str, right: Sequence[int]) -> tuple[int, int] | None:
+    """(elements, right) of the first all-reduce after a note of this label that has more elements than it needs.
+
+    right: for each such note, the elements that are enough.
+    """
+    found = zip(reduced(record, label), right, strict=False)
+    return next(((size, enough) for sizes, enough in found for size in sizes if size > enough), None)
+
+
+def in_the_graph(attempt: Any) -> str | None:
+    """What to say where dist.all_reduce was given a tensor that autograd has computed, and all came out right."""
+    for rank, record in enumerate(map(of_the_learner, attempt.ranks)):
+        if any(entry[0] == "graph" for entry in record.entries):
+            return (
+                f"All numbers are right, but rank {rank} gives all_reduce a tensor with a graph. It tells autograd "
+                "nothing, and passing the gradient on as it comes is right here by chance; torch warns that such "
+                "gradients may be silently wrong. Say both passes: with a torch.autograd.Function, such as g."
+            )
+    return None
+
+
 def only_all_reduce(instead: str) -> Callable[[Any], str | None]:
     """A rule: of all collectives only all_reduce. `instead` says why that is enough."""
 
@@ -176,7 +210,7 @@ def same(one: Any, other: torch.Tensor) -> bool:
     return (
         isinstance(one, torch.Tensor)
         and one.shape == other.shape
-        and torch.allclose(one, other, rtol=1e-9, atol=1e-9 * max(1.0, float(other.abs().max())))
+        and torch.allclose(one.to(other.dtype), other, rtol=1e-9, atol=1e-9 * max(1.0, float(other.abs().max())))
     )
 
 

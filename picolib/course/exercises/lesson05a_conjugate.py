@@ -18,10 +18,12 @@ from picolib.course.exercises.lesson05a_common import (
     ALLOWED,
     LESSON,
     READY_MADE,
+    in_the_graph,
     of_the_learner,
     only_all_reduce,
     reduced,
     same,
+    too_many_numbers,
 )
 from picolib.course.words import number_of, times
 
@@ -29,7 +31,7 @@ TASK = {"f": "nothing forward, an all-reduce backward", "g": "an all-reduce forw
 
 
 def conjugate_cases(world_size: int, seed: int) -> list[Case]:
-    """Rank r has 10^r where ranks differ; then some rounds of random numbers."""
+    """Rank r has 10^r where ranks differ; then some rounds of random numbers, the last in float32 and 3 dimensions."""
     random = generator(seed, world_size)
     digits = lambda rank: torch.full((3,), 10.0**rank, dtype=torch.float64)  # noqa: E731
     noise = lambda: torch.randn(2, 3, dtype=torch.float64, generator=random)  # noqa: E731
@@ -39,6 +41,10 @@ def conjugate_cases(world_size: int, seed: int) -> list[Case]:
         [(x, noise(), noise(), grad) for _ in range(world_size)]
         for x, grad in ((noise(), noise()) for _ in range(2 + seed % 4))
     ]
+    eighths = lambda *shape: torch.randint(1, 80, shape, generator=random) / 8  # noqa: E731 (float32 adds them exactly)
+    even = lambda: eighths(1, 1, 1).expand(2, 1, 3)  # noqa: E731
+    x, grad = eighths(2, 1, 3), even()
+    rounds.append([(x, even(), eighths(2, 1, 3), grad) for _ in range(world_size)])
     return [*made, Case("rounds", tuple(([_round(*r[rank]) for r in rounds],) for rank in range(world_size)), None)]
 
 
@@ -57,14 +63,18 @@ def run_both(fn: Callable, arguments: tuple) -> dict[str, Any]:
             return {"kind": type(pair).__name__, "rounds": [], "borrowed": called[:1], "checked": ""}
         functions = dict(zip("fg", pair, strict=True))
         passes = [{name: _passes(functions[name], name, *one[name]) for name in "fg"} for one in rounds]
+        fits = all(one[name]["fits"] for one in passes for name in "fg")
+        twice = _twice(*pair, *rounds[:2]) if fits and len(rounds) > 1 else None
         borrowed_names = called[:1]
-    whole = len(rounds) == 1 and all(one[name]["fits"] for one in passes for name in "fg")
     observe.note(AFTER)
-    return {"kind": "", "rounds": passes, "borrowed": borrowed_names, "checked": _gradcheck(*pair) if whole else ""}
+    checked = _gradcheck(*pair) if fits and len(rounds) == 1 else ""
+    return {"kind": "", "rounds": passes, "borrowed": borrowed_names, "checked": checked, "twice": twice}
 
 
 def _passes(function: Callable, name: str, x: torch.Tensor, grad: torch.Tensor) -> dict[str, Any]:
     variable, given = x.clone().requires_grad_(), grad.clone()
+    if x.dtype == torch.float32:
+        given = given.flatten()[0].expand(grad.shape)  # as y.sum() sends it back: one number for all
     observe.note(f"{name} forward")
     y = function(variable)
     observe.note(f"{name} backward")
@@ -73,8 +83,22 @@ def _passes(function: Callable, name: str, x: torch.Tensor, grad: torch.Tensor) 
     if fits:
         y.backward(given)
     observe.note("between")
+    gradient = None if variable.grad is None else variable.grad.clone()
     kept = torch.equal(variable.detach(), x), torch.equal(given, grad)
-    return {"kind": type(y).__name__, "fits": fits, "y": result, "x": variable.grad, "kept": list(kept)}
+    return {"kind": type(y).__name__, "fits": fits, "y": result, "x": gradient, "kept": list(kept)}
+
+
+def _twice(f: Callable, g: Callable, one: dict, two: dict) -> dict[str, Any]:
+    """Two calls that are alive together, as of the layers of q and k; and g where nobody wants a gradient."""
+    observe.note("twice")
+    variable = one["f"][0].clone().requires_grad_()
+    torch.autograd.backward([f(variable), f(variable)], [one["f"][1].clone(), two["f"][1].clone()])
+    first = g(one["g"][0].clone().requires_grad_())
+    g(two["g"][0].clone().requires_grad_())
+    first = first.detach().clone()
+    with torch.no_grad():
+        bare = g(one["g"][0].clone())
+    return {"f": variable.grad, "g": first, "bare": bare}
 
 
 def _gradcheck(f: Callable, g: Callable) -> str:
@@ -106,7 +130,7 @@ def judge_both(attempt: Any) -> str | None:
                 text = _fault(attempt, number, name, rank)
                 if text:
                     return text
-    return _count_fault(attempt) or _checked_fault(attempt)
+    return _twice_fault(attempt) or _count_fault(attempt) or _checked_fault(attempt) or in_the_graph(attempt)
 
 
 def _rights(attempt: Any, number: int, name: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,6 +159,8 @@ def _fault(attempt: Any, number: int, name: str, rank: int) -> str | None:
         return f"{head}(x) must be a tensor like x, {list(y.shape)}, not {got['kind']}."
     if not got["kept"][0]:
         return f"{head} has changed its argument: all_reduce adds up in place, so give it a copy, x.clone()."
+    if got["y"].dtype != y.dtype:
+        return f"{head}(x) is of {_dtype(got['y'])}, and x of {_dtype(y)}: keep the dtype, as x.clone() does."
     if not same(got["y"], y):
         return f"{head}(x) is {_text(attempt, got['y'])}, and {_text(attempt, y)} is right. " + _why_forward(
             name, got["y"], x, y, attempt.world_size
@@ -150,6 +176,10 @@ def _fault(attempt: Any, number: int, name: str, rank: int) -> str | None:
             "adds up in place, so give it a copy, grad.clone()."
         )
     return None
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _text(attempt: Any, tensor: torch.Tensor) -> str:
@@ -190,16 +220,46 @@ _FACTOR = {
 }
 
 
+def _twice_fault(attempt: Any) -> str | None:
+    """Of calls that are alive together, and of g without a graph."""
+    of_ranks = [inputs[0][:2] for inputs in attempt.case.inputs]
+    for rank, output in enumerate(attempt.outputs):
+        got = output["twice"]
+        if got is None:
+            continue
+        if not same(got["f"], sum(one["f"][1] for rounds in of_ranks for one in rounds)):
+            return (
+                f"rank {rank}: x enters two layers through f, as those of q and k, and its gradient is not the sum of "
+                "both. Does each call of the backward pass return a tensor of its own?"
+            )
+        total = sum(rounds[0]["g"][0] for rounds in of_ranks)
+        if not same(got["g"], total):
+            return f"rank {rank}: what g returned has changed with its next call: return a new tensor in each call."
+        if not same(got["bare"], total):
+            return (
+                f"rank {rank}: under torch.no_grad(), as a model generates, g(x) is not the sum. The forward pass adds "
+                "up whether somebody wants a gradient or not."
+            )
+    return None
+
+
 def _count_fault(attempt: Any) -> str | None:
     right = {"f forward": 0, "f backward": 1, "g forward": 1, "g backward": 0}
     for rank, record in enumerate(map(of_the_learner, attempt.ranks)):
         for label, count in right.items():
+            name, way = label.split()
             made = next((len(calls) for calls in reduced(record, label) if len(calls) != count), None)
             if made is not None:
-                name, way = label.split()
                 return (
                     f"The values are right, but {name}'s {way} pass made {number_of(made, 'all-reduce')} on rank "
                     f"{rank}; {count or 'none'} {'is' if count == 1 else 'are'} right. {name}: {TASK[name]}."
+                )
+            sizes = [one[name][0].numel() for one in attempt.case.inputs[rank][0]]
+            more = too_many_numbers(record, label, sizes)
+            if more:
+                return (
+                    f"The values are right, but {name}'s {way} pass all-reduces {more[0]} numbers on rank {rank}, and "
+                    f"x has {more[1]}: the sum itself is what an all-reduce leaves."
                 )
     return None
 

@@ -26,6 +26,7 @@ LESSONS = (
     "lesson04a",
     "lesson04b",
     "lesson05a",
+    "lesson05a_fakes",
     "lesson05b",
     "mutants",
     "mutants02",
