@@ -13,20 +13,7 @@ import torch.distributed as dist
 import picolib
 from picolib.launch.errors import DeadlockError, MismatchError
 from picolib.launch.watch import Watcher
-
-try:
-    from picolib import comm
-except ImportError:
-    comm = None
-
-BOTH = ["torch", pytest.param("picolib", marks=pytest.mark.skipif(comm is None, reason="picolib.comm is missing"))]
-
-
-def calls(api):
-    """The module whose send, recv and collectives a case uses."""
-    from picolib import comm
-
-    return dist if api == "torch" else comm
+from tests.launch.both import BOTH, calls
 
 
 @pytest.fixture

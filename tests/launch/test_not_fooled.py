@@ -8,20 +8,7 @@ import torch
 import torch.distributed as dist
 
 import picolib
-
-try:
-    from picolib import comm
-except ImportError:
-    comm = None
-
-BOTH = ["torch", pytest.param("picolib", marks=pytest.mark.skipif(comm is None, reason="picolib.comm is missing"))]
-
-
-def calls(api):
-    """The module whose send, recv and collectives a case uses."""
-    from picolib import comm
-
-    return dist if api == "torch" else comm
+from tests.launch.both import BOTH, calls
 
 
 def right(fn, world_size, *args):
