@@ -39,12 +39,13 @@ class Progress:
         return next((e for e in exercises().values() if e.id not in done and not e.stretch), None)
 
     def state_of(self, exercise: Exercise) -> str:
-        """ "passed", "passed after a look", "3 attempts", "not attempted"."""
+        """ "passed", "passed after a look", "3 attempts", "not attempted", "1 attempt, solution seen"."""
         entry = self.entries.get(exercise.id, {})
         if entry.get("passed"):
             return "passed after a look" if entry.get("seen") else "passed"
         attempts = entry.get("attempts", 0)
-        return f"{attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "not attempted"
+        tried = f"{attempts} attempt{'' if attempts == 1 else 's'}" if attempts else "not attempted"
+        return f"{tried}, solution seen" if entry.get("seen") else tried
 
     def __repr__(self) -> str:
         lines = [self._head()]
@@ -67,7 +68,7 @@ class Progress:
             f'<td style="text-align:left">{self.state_of(e)}</td></tr>'
             for e in exercises().values()
         )
-        return f"<p>{escape(self._head())}{self._way()}</p>{self.stack.svg()}<table>{rows}</table>"
+        return f"<p>{escape(self._head())}{self._way()}</p>{self.stack.svg()}{_folded(rows)}"
 
     def _way(self) -> str:
         """Links to the next exercise and its lesson, as they lie side by side in a workspace."""
@@ -80,6 +81,11 @@ class Progress:
     def stack(self) -> Figure:
         """The picture of the stack, with what you have built filled in."""
         return stack({e.id: e.function for e in exercises().values()}, {e.id for e in self.passed})
+
+
+def _folded(rows: str) -> str:
+    """The long list opens at a click, so that what follows on the page is in sight."""
+    return f"<details><summary>All exercises, one by one</summary><table>{rows}</table></details>"
 
 
 def progress() -> Progress:

@@ -61,6 +61,7 @@ def test_a_revealed_solution_is_recorded_as_seen(workspace, capsys):
     said = capsys.readouterr().out
     assert "def mended_all_reduce(x):" in said and "### " not in said
     assert not is_open("2.5") and not progress().passed
+    assert "[ ] 2.5  find the bug: the missing rank (stretch): not attempted, solution seen" in repr(progress())
 
 
 def test_a_passed_function_is_saved_with_its_helpers_and_runs_from_there(workspace):
