@@ -5,19 +5,6 @@ from picolib.course.quiz import Answer, Question
 QUESTIONS = (
     Question(
         "05B.1",
-        "Tensor parallelism with t = 8. Which activations does sequence parallelism cut that were whole before?",
-        (
-            Answer("those inside attention and the MLP", "these are cut already, by heads and by columns."),
-            Answer(
-                "those of norms, dropout and the residual stream",
-                "between the blocks every rank had everything; they work on each token by itself.",
-                right=True,
-            ),
-            Answer("the logits", "these are cut by words, since 05A."),
-        ),
-    ),
-    Question(
-        "05B.2",
         "The tokens are gathered in front of the columns. What is the backward pass of this all-gather?",
         (
             Answer("each rank takes its own slice of the gradient", "that holds what its own columns say, a summand."),
@@ -30,7 +17,7 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "05B.3",
+        "05B.2",
         "Somebody forgets to sum the gradients of the norms' weights in sequence parallelism. What is seen?",
         (
             Answer("an error", "shapes fit, and every rank does the same."),
@@ -43,7 +30,7 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "05B.4",
+        "05B.3",
         "All ranks have called `torch.manual_seed(0)`. Where does `nn.Dropout` do the wrong thing?",
         (
             Answer(
@@ -56,7 +43,7 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "05B.5",
+        "05B.4",
         "In the backward pass of a column layer, what can be computed while the input's gradient is being summed?",
         (
             Answer("the backward pass of the layer in front", "that waits for this very sum."),
@@ -67,7 +54,7 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "05B.6",
+        "05B.5",
         "Eight ranks wait 69% of a layer's time on PCIe. Which change makes that much smaller?",
         (
             Answer("four times the tokens", "compute and bytes both grow four times."),
@@ -76,7 +63,7 @@ QUESTIONS = (
         ),
     ),
     Question(
-        "05B.7",
+        "05B.6",
         "Eight GPUs in two nodes, t = 4, two replicas, sequences of 8,192 tokens. Who are neighbours within a node?",
         (
             Answer(
