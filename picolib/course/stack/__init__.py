@@ -13,6 +13,8 @@ as far as you have built it: the functions that passed their checks, from `works
     picolib.ZeroRedundancyOptimizer              zero1_step (4.1)
     picolib.fully_shard                          sharded_linear (4.4), forward (4.3), prefetched (4.5)
     picolib.clip_grad_norm_ of sharded models    clip (4.2)
+    tensor.parallelize, and its layers           f_and_g (5.1), my_heads (5.3)
+    picolib.vocab_parallel_cross_entropy         vocab_loss (5.4)
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ def install(texts: dict[str, list[str]]) -> Callable[[], str]:
     """
     if not texts:
         return lambda: 'use="mine": nothing here is yours yet, so every part is the library\'s.'
-    from picolib.course.stack import clip, collectives, data_parallel, fsdp, zero
+    from picolib.course.stack import clip, collectives, data_parallel, fsdp, tensor, zero
 
     parts = Parts(texts)
-    for place in (collectives, data_parallel, zero, fsdp, clip):
+    for place in (collectives, data_parallel, zero, fsdp, clip, tensor):
         place.install(parts)
     return parts.report

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from picolib import comm
-from picolib.course.stack.parts import Parts, wrong
+from picolib.course.stack.parts import Parts, is_the_world, wrong
 from picolib.parallel import ddp, fsdp, zero
 
 SHORT_BYTES = 4096  # up to here only the number of steps counts: recursive doubling, where it is yours
@@ -107,10 +107,9 @@ def _all_gather(parts: Parts, librarys: Collective) -> Collective:
 
 def _asks_for_a_sum(tensor: Any, op: Any, group: Any, options: dict[str, Any]) -> bool:
     """Whether the exercises cover this call; what they don't is the library's: other operations, smaller groups."""
-    n = dist.get_world_size()
-    if not isinstance(tensor, torch.Tensor) or op not in (SUM, AVG) or n == 1 or not tensor.numel():
+    if not isinstance(tensor, torch.Tensor) or op not in (SUM, AVG) or not tensor.numel():
         return False
-    if group is not None and dist.get_process_group_ranks(group) != list(range(n)):
+    if dist.get_world_size() == 1 or not is_the_world(group):
         return False
     return options.get("algorithm", "auto") == "auto" and (op == SUM or tensor.is_floating_point())
 

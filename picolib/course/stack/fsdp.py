@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from picolib.course.stack.lookahead import Lookahead
-from picolib.course.stack.parts import Parts, wrong
+from picolib.course.stack.parts import Parts, is_the_world, wrong
 from picolib.parallel.fsdp import api
 from picolib.parallel.fsdp.conductor import Conductor
 from picolib.parallel.fsdp.offload import OnDevice
@@ -39,9 +39,8 @@ def install(parts: Parts) -> None:
 def _unit(parts: Parts, module: nn.Module, parameters: list[ShardedParameter], *groups: Any, **options: Any) -> Unit:
     """The exercises know all ranks, one dtype, and the device: for groups, policies and offload it is the library's."""
     shard_group, replicate_group = groups
-    world = dist.get_process_group_ranks(shard_group) == list(range(dist.get_world_size()))
     plain = all(p.dtype is None and type(p.home) is OnDevice for p in parameters) and options["reduce_dtype"] is None
-    if world and replicate_group is None and plain and dist.get_world_size() > 1:
+    if is_the_world(shard_group) and replicate_group is None and plain and dist.get_world_size() > 1:
         return MyUnit(parts, module, parameters, *groups, **options)
     return Unit(module, parameters, *groups, **options)
 
