@@ -438,3 +438,164 @@ def one_place_further(x, p, cut, group):
     mask = F.dropout(x.new_ones(x.numel() + dist.get_world_size(group)), p)
     own = mask[dist.get_rank(group) :][: x.numel()]
     return x * own.view(x.shape)
+
+
+# 5.7 where does TP live
+
+
+def ring(n, nbytes, link):
+    return 2 * (n - 1) * (link[0] + nbytes / n / link[1])
+
+
+@right("5.7", "a ring, and which group is within a node")
+def by_rings(tp, dp, per_node, inside, network, s, b, h, each):
+    network = network[0], network[1] / 8
+    near = {"tp": inside if tp <= per_node else network, "dp": inside if dp <= per_node else network}
+    far = inside if tp * dp <= per_node else network
+    seconds = {
+        which: 4 * ring(tp, s * b * h * each, near["tp"] if which == "tp" else far)
+        + ring(dp, 12 * h * h / tp * each, near["dp"] if which == "dp" else far)
+        for which in ("tp", "dp")
+    }
+    return seconds["tp"], seconds["dp"], min(seconds, key=seconds.get)
+
+
+@right("5.7", "by the groups' ranks, in a list, with torch's numbers")
+def by_groups(tp, dp, per_node, inside, network, s, b, h, each):
+    ranks = torch.arange(tp * dp)
+
+    def seconds(groups, nbytes):
+        n = groups.shape[1]
+        crosses = bool((groups // per_node != groups[:, :1] // per_node).any())
+        latency, rate = (network[0], network[1] / 8) if crosses else inside
+        return 2 * (n - 1) * latency + 2 * nbytes * (n - 1) / n / rate
+
+    def layout(tp_groups, dp_groups):
+        return 4 * seconds(tp_groups, s * b * h * each) + seconds(dp_groups, 12 * h**2 // tp * each)
+
+    first = layout(ranks.view(dp, tp), ranks.view(dp, tp).T)
+    second = layout(ranks.view(tp, dp).T, ranks.view(tp, dp))
+    return [torch.tensor(first, dtype=torch.float64), second, "dp" if second < first else "tp"]
+
+
+def lived(count=4, ring=ring, bits=8, gradients=lambda h, tp: 12 * h * h / tp, crosses=True, add=lambda a, b: a + b):
+    """The right answer, with something in it changed."""
+
+    def answer(tp, dp, per_node, inside, network, s, b, h, each):
+        link = {True: inside, False: (network[0], network[1] / bits) if crosses else inside}
+        seconds = {}
+        for near in ("tp", "dp"):
+            tp_link = link[(tp if near == "tp" else tp * dp) <= per_node]
+            dp_link = link[(dp if near == "dp" else tp * dp) <= per_node]
+            seconds[near] = add(count * ring(tp, s * b * h * each, tp_link), ring(dp, gradients(h, tp) * each, dp_link))
+        return *seconds.values(), min(seconds, key=seconds.get)
+
+    return answer
+
+
+@right("5.7", "the pattern of the wrong ones, with nothing changed")
+def nothing_changed(*args):
+    return lived()(*args)
+
+
+@wrong("5.7", "one all-reduce too few", "3 all-reduces of tensor parallelism; a layer has 4")
+def one_too_few(*args):
+    return lived(count=3)(*args)
+
+
+@wrong("5.7", "forward only", "2 all-reduces of tensor parallelism", "two backward")
+def forward_only(*args):
+    return lived(count=2)(*args)
+
+
+@wrong("5.7", "latency forgotten", "Latency is missing", "2(n-1) messages")
+def no_latency(*args):
+    return lived(ring=lambda n, nbytes, link: 2 * (n - 1) * nbytes / n / link[1])(*args)
+
+
+@wrong("5.7", "one latency an all-reduce", "one latency a ring")
+def one_latency(*args):
+    return lived(ring=lambda n, nbytes, link: (n > 1) * link[0] + 2 * (n - 1) * nbytes / n / link[1])(*args)
+
+
+@wrong("5.7", "all bytes twice instead of (n-1)/n of them", "(n-1)/n of them twice")
+def all_bytes(*args):
+    return lived(ring=lambda n, nbytes, link: 2 * (n - 1) * link[0] + (n > 1) * 2 * nbytes / link[1])(*args)
+
+
+@wrong("5.7", "whole messages", "Each message is one chunk")
+def whole_messages(*args):
+    return lived(ring=lambda n, nbytes, link: 2 * (n - 1) * (link[0] + nbytes / link[1]))(*args)
+
+
+@wrong("5.7", "half an all-reduce", "a reduce-scatter and an all-gather")
+def half(*args):
+    return lived(ring=lambda n, nbytes, link: (n - 1) * (link[0] + nbytes / n / link[1]))(*args)
+
+
+@wrong("5.7", "the slowest link ignored", "a ring is as slow as its slowest link")
+def slowest_ignored(*args):
+    return lived(crosses=False)(*args)
+
+
+@wrong("5.7", "bits taken for bytes", "in bits a second")
+def bits_for_bytes(*args):
+    return lived(bits=1)(*args)
+
+
+@wrong("5.7", "gradients of the whole layer", "its weights are cut")
+def whole_gradients(*args):
+    return lived(gradients=lambda h, tp: 12 * h * h)(*args)
+
+
+@wrong("5.7", "no gradients at all", "The gradients' all-reduce is missing")
+def no_gradients(*args):
+    return lived(gradients=lambda h, tp: 0, ring=lambda n, nbytes, link: ring(n, nbytes, link) if nbytes else 0)(*args)
+
+
+@wrong("5.7", "the longer one instead of the sum", "Nothing overlaps")
+def longer_one(*args):
+    return lived(add=max)(*args)
+
+
+@wrong("5.7", "always tp neighbours", 'you choose "tp": the faster one is "dp"')
+def always_tp(*args):
+    first, second, _ = lived()(*args)
+    return first, second, "tp"
+
+
+@wrong("5.7", "the slower one", "the faster one is")
+def slower_one(*args):
+    first, second, better = lived()(*args)
+    return first, second, "dp" if better == "tp" else "tp"
+
+
+@wrong("5.7", "milliseconds", "1e+03x too much")
+def milliseconds(*args):
+    first, second, better = lived()(*args)
+    return 1000 * first, 1000 * second, better
+
+
+@wrong("5.7", "the two swapped", "The two have changed places")
+def two_swapped(*args):
+    first, second, better = lived()(*args)
+    return second, first, better
+
+
+@wrong("5.7", "the first numbers learned by heart", "message by message it takes")
+def by_heart(*args):
+    first, second, better = lived()(*args)
+    return (first, second, better) if args[0] * args[1] == 16 else (0.001, 0.002, "tp")
+
+
+@wrong("5.7", "picolib's formula", "your function calls picolib.plan")
+def picolibs_formula(*args):
+    from picolib import Links
+    from picolib.plan.links import ring_all_reduce
+
+    return lived(ring=lambda n, nbytes, link: ring_all_reduce(Links(1, n, intra=link), nbytes))(*args)
+
+
+@wrong("5.7", "the choice alone", "return three things")
+def choice_alone(*args):
+    return "tp"
