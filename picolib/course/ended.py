@@ -31,6 +31,7 @@ def explained(attempt: Any) -> str:
         _no_gradient,
         _on_a_leaf,
         _swapped,
+        _nobody,
         _no_tensor,
         _a_tuple,
     ):
@@ -145,6 +146,13 @@ def _swapped(attempt: Any, text: str) -> str | None:
     if not odd or TORCHS_ITSELF in text or not IN_A_MESSAGE.search(text):
         return None
     return "The tensor comes first, then the rank: dist.send(x, dst=1), dist.recv(x, src=0)."
+
+
+def _nobody(attempt: Any, text: str) -> str | None:
+    """A send to nobody."""
+    if "Must specify global_rank or group_rank" not in text:
+        return None
+    return "A message goes to a rank: dist.send(x, dst=1), dist.isend(x, dst=1)."
 
 
 def _no_tensor(attempt: Any, text: str) -> str | None:

@@ -13,6 +13,7 @@ from picolib.course.divergence import first_divergence, same_messages
 from picolib.course.ended import explained
 from picolib.course.exercise import COLLECTIVES
 from picolib.course.records import Attempt
+from picolib.course.remarks import from_anybody
 from picolib.course.words import number_of, ranks_text
 from picolib.launch.wording import source_line
 
@@ -60,7 +61,7 @@ def _first_fault(attempt: Attempt) -> Fault | None:
     text = attempt.exercise.judge(attempt) if attempt.exercise.judge else _values(attempt)
     if text:
         return Fault(text, values.table(attempt), first_divergence(attempt) or same_messages(attempt))
-    for look in (_disagreement, _traffic, _steps, _bits, _kept, _carried):
+    for look in (_disagreement, _traffic, _steps, _bits, _kept, _carried, _by_luck):
         text = look(attempt)
         if text:
             return Fault(text, "", first_divergence(attempt))
@@ -269,6 +270,14 @@ def _carried(attempt: Attempt) -> str | None:
                 "it came there by another way. What a rank ends with has to come in its messages."
             )
     return None
+
+
+def _by_luck(attempt: Attempt) -> str | None:
+    """A rank that several others send to has received from whoever came first."""
+    text = from_anybody(attempt.code)
+    if not text or all(len({entry[1] for entry in record.receives}) < 2 for record in attempt.ranks):
+        return None
+    return f"The values are right, but by luck: {text}"
 
 
 def _contributors(values: list[float], n: int) -> set[int]:

@@ -13,8 +13,8 @@ RECEIVES = frozenset({"recv", "irecv"})
 
 def remark(attempt: Any, told: str) -> str:
     """What is worth adding to the text that a learner is told; empty where nothing is."""
-    calls = list(_calls(attempt.code))
-    return _not_a_sum(calls, attempt.exercise.operations, told) or _from_anybody(calls)
+    text = _not_a_sum(attempt.code, attempt.exercise.operations, told) or from_anybody(attempt.code)
+    return "" if text in told else text
 
 
 def _calls(code: str) -> Iterator[tuple[str, ast.Call]]:
@@ -24,11 +24,11 @@ def _calls(code: str) -> Iterator[tuple[str, ast.Call]]:
             yield getattr(node.func, "attr", getattr(node.func, "id", "")), node
 
 
-def _not_a_sum(calls: list[tuple[str, ast.Call]], meant: frozenset[str], told: str) -> str:
+def _not_a_sum(code: str, meant: frozenset[str], told: str) -> str:
     """A reduction with an operation that no right answer needs."""
     if any(word in told for word in LEFT.values()):
         return ""  # it is known already
-    for name, call in calls:
+    for name, call in _calls(code):
         for given in (*call.args, *(keyword.value for keyword in call.keywords)) if name in REDUCTIONS else ():
             operation = given.attr if isinstance(given, ast.Attribute) else ""
             if operation in LEFT and operation not in meant:
@@ -39,9 +39,9 @@ def _not_a_sum(calls: list[tuple[str, ast.Call]], meant: frozenset[str], told: s
     return ""
 
 
-def _from_anybody(calls: list[tuple[str, ast.Call]]) -> str:
-    """A receive that does not say from whom."""
-    for name, call in calls:
+def from_anybody(code: str) -> str:
+    """What a receive does that does not say from whom; empty where there is none."""
+    for name, call in _calls(code):
         if name in RECEIVES and len(call.args) == 1 and not {k.arg for k in call.keywords} & {"src", "group_src", None}:
             return (
                 f"`{ast.unparse(call)}` takes the first message that comes, from whichever rank, perhaps one of a "

@@ -147,8 +147,8 @@ def _missing(got: digits.Number, right: digits.Number) -> str | None:
 
 def wrong_place(attempt: Any, wrong: Sequence[int]) -> str | None:
     """The sums are right, but stand where others should."""
-    if attempt.case.kind != "digits":
-        return None
+    if attempt.case.kind != "digits" or mixed(attempt):
+        return None  # of parts of several places the mean may look like a place, by chance
     for rank, index, got, right in _read_pairs(attempt, wrong):
         if got.counts == right.counts and got.place is not None and got.place != right.place:
             there, here = place_name(attempt, got.place), place_name(attempt, right.place)

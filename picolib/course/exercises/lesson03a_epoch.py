@@ -69,13 +69,17 @@ def _case(kind: str, sizes: list[list[int]], model: type, rate: float, random: t
 
 
 def _one_process(
-    batches: list[list[torch.Tensor]], model: nn.Module, rate: float, direction: int = 1
+    batches: list[list[torch.Tensor]], model: nn.Module, rate: float, direction: int = 1, idle: int = 0
 ) -> dict[str, torch.Tensor]:
-    """The same epoch on one process: step i takes everybody's batch i. direction -1: a mistake, the last first."""
+    """The same epoch on one process: step i takes everybody's batch i.
+
+    Mistakes: direction -1 takes the last first; `idle` counts for the tokens of a rank that has no batch.
+    """
     for step in range(max(map(len, batches)))[::direction]:
-        tokens = torch.cat([mine[step] for mine in batches if step < len(mine)])
+        given = [mine[step] for mine in batches if step < len(mine)]
+        losses = model(torch.cat(given))
         model.zero_grad()
-        model(tokens).mean().backward()
+        (losses.sum() / (len(losses) + idle * (len(batches) - len(given)))).backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= rate * parameter.grad
@@ -210,6 +214,22 @@ def _kept_gradients(
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
+def _not_summed(batches: list[list[torch.Tensor]], model: nn.Module, rate: float, kept: str) -> dict[str, torch.Tensor]:
+    """A mistake: of the ranks' gradients the largest or the smallest numbers ("amax", "amin")."""
+    parameters = list(model.parameters())
+    for step in range(max(map(len, batches))):
+        count = sum(len(mine[step]) for mine in batches if step < len(mine))
+        ranks = [
+            torch.autograd.grad(model(mine[step]).sum() / count, parameters)
+            if step < len(mine) else [torch.zeros_like(p) for p in parameters]
+            for mine in batches
+        ]  # fmt: skip
+        with torch.no_grad():
+            for parameter, gradients in zip(parameters, zip(*ranks, strict=True), strict=True):
+                parameter -= rate * getattr(torch.stack(gradients), kept)(0)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
 def _apart(attempt: Any, wrong: list[int]) -> str:
     first = attempt.outputs[0]["parameters"]
     others = [
@@ -224,6 +244,11 @@ def _apart(attempt: Any, wrong: list[int]) -> str:
     _, model, rate = attempt.case.inputs[0]
     if rate != RATE and _is(first, _one_process(attempt.inputs(), model(), RATE)):
         return f"all ranks agree, and step with a learning rate of {RATE}; here lr is {rate}."
+    if _is(first, _one_process(attempt.inputs(), model(), rate, idle=1)):
+        return "all ranks agree, but a rank without a batch counts as one token: its count is 0."
+    for kept, kind in (("amax", "largest"), ("amin", "smallest")):
+        if _is(first, _not_summed(attempt.inputs(), model(), rate, kept)):
+            return f"all ranks agree on the {kind} of their gradients, and it is their sum that is asked for: op=SUM."
     if _is(first, _one_process(attempt.inputs(), model(), rate, direction=-1)):
         return "all ranks agree, but took the last batch first: step i takes everybody's batch i."
     for anew in (False, True):

@@ -162,6 +162,7 @@ def _usual_mistakes(attempt: Any, right: torch.Tensor, counts: list[int]) -> lis
         (means / total, MEAN_AGAIN),
         (right * total / n, "the sum is not divided by the number of tokens."),
         (right * total, "the sum is not divided by the number of tokens."),
+        (right * total**2, "the sum is multiplied by the number of tokens, where it has to be divided by it."),
         (right * total / max(counts), "the count is the largest of the ranks', not their sum."),
     ]  # fmt: skip
 

@@ -164,8 +164,18 @@ def _gradient_fault(attempt: Any, rank: int, number: int, wrong: list[str]) -> s
                 f"rank {rank}: gradients are {what} over all {attempt.world_size} ranks; its group is "
                 f"{ranks_text(group)} only. Pass group= to every collective."
             )
+    if all_of_them and (factor := _one_factor(got, right)):
+        size = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
+        multiplied = " by N, where it should be divided" if round(factor, 6) == len(group) ** 2 else ""
+        return f"rank {rank}: every gradient is exactly {size}. Was it multiplied{multiplied}?"
     shown = apart(float(got[wrong[0]].flatten()[0]), float(right[wrong[0]].flatten()[0]))
     return f"rank {rank}: `{wrong[0]}` has the gradient {shown[0]}, where {shown[1]} is right."
+
+
+def _one_factor(got: dict, right: dict) -> float | None:
+    """The positive number that every gradient is the right one times; None where there is none."""
+    ratios = torch.cat([(got[name] / right[name]).flatten() for name in right])
+    return float(ratios[0]) if ratios[0] > 0 and torch.allclose(ratios, ratios[:1], rtol=1e-9) else None
 
 
 def ranks_or_names(right: dict, wrong: list[str]) -> str:

@@ -20,6 +20,14 @@ LEAF = "A parameter may not be changed in place while autograd watches: write in
 VIEW = "is a view and is being modified inplace"
 WATCHED = "Autograd watches this tensor: put the flat one together of p.detach(), or of p.data."
 PADDING = "Cut the zeros at the end off before you split: flat[:total].split(sizes)."
+CUT_OFF = (
+    "Nothing is left of the flat tensor: a negative number in F.pad cuts off. What is missing to a multiple of N is "
+    "-len(x) % n, which Python reads as (-len(x)) % n."
+)
+ROOM_FIRST = (
+    "The tensor for everybody's parts comes first, this rank's part second: dist.all_gather_into_tensor(whole, part). "
+    "The first is N times as long."
+)
 DTYPE = "Parameters and gradients are float64 here: make room in their dtype, as with torch.empty_like(part)."
 EMPTY = "A rank may hold no part at all: shards is an empty list, its square is 0, and it takes part all the same."
 START = "Begin with torch.zeros((), dtype=torch.float64), and add to it."
@@ -46,7 +54,9 @@ EXERCISES = (
             (ODD_LENGTH, UNEVEN),
             (r"float vs\.? double", DTYPE),
             ("a leaf Variable", LEAF),
+            (r"split_with_sizes.* to sum exactly to 0 ", CUT_OFF),
             ("split_with_sizes", PADDING),
+            ("allgather: invalid tensor size", ROOM_FIRST),
             (VIEW, WATCHED),
         ),
         verified="parameters equal one process's after each step, state is 1/N, 2(N-1)/N·Ψ sent",
@@ -102,7 +112,7 @@ EXERCISES = (
         call=train_with,
         judge=judge_moved,
         ignores=moved_ignored,
-        raised=((VIEW, WATCHED),),
+        raised=((VIEW, WATCHED), ("allgather: invalid tensor size", ROOM_FIRST)),
         sizes=(4, 3, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         tags=("gradients",),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from picolib.course import digits, values
+from picolib.course import digits, sums, values
 from picolib.course.exercise import Case, Exercise, Sent, Traffic
 from picolib.course.exercises.bills import log2, partners
 from picolib.course.exercises.data import all_reduced, case, nbytes, vectors
@@ -113,6 +113,23 @@ def not_the_way_back(attempt: Any) -> str | None:
     return None
 
 
+def summed_elsewhere(attempt: Any) -> str | None:
+    """A rank has sent sums that its x does not hold: they were made in another tensor."""
+    n = attempt.world_size
+    if attempt.case.kind != "digits" or not values.diagnose(attempt):
+        return None
+    for rank, (record, output) in enumerate(zip(attempt.ranks, attempt.outputs, strict=True)):
+        held = digits.read_all(output, n) or []
+        for sent in (digits.read(value, n) for s in record.sends for value in s[4] or []):
+            there = held[sent.place] if sent and sent.place is not None and sent.place < len(held) else None
+            if there and sum(there.counts) < sum(sent.counts):
+                return (
+                    f"rank {rank} has sent `{sent.text}`{sums.place_name(attempt, sent.place)}, and its x holds "
+                    f"`{there.text}` there: the sum is in another tensor. Add to the part of x itself: kept += arrived."
+                )
+    return None
+
+
 def _in_order(ranks: list[int]) -> str:
     return ", then ".join(map(str, ranks))
 
@@ -200,7 +217,7 @@ EXERCISES = (
         output="argument",
         traffic=halving_traffic,
         formula="2(N-1)/N·S",
-        rules=(not_the_way_back,),
+        rules=(summed_elsewhere, not_the_way_back),
         same_bits=True,
         verified="{bytes} bytes per rank = 2(N-1)/N·S; {messages} steps = 2·log2 N; the same bits on every rank",
         hints=(
@@ -222,6 +239,7 @@ EXERCISES = (
         cases=vectors(gathered, 0, pieces=False, exact=True),
         keeps="x",
         traffic=bruck_traffic,
+        raised=(("list index out of range", "Fewer than N blocks are held at the end: has every step brought some?"),),
         beyond="For any N the number wraps around: (rank + 2**k) % n, (rank - 2**k) % n. "
         "Flipping bits is for powers of two.",
         formula="(N-1)·S",

@@ -9,6 +9,11 @@ from . import wrong
 from .mutants import exchange, rank_and_size, sums
 
 
+@wrong("2.1", "sent to nobody", "A message goes to a rank: dist.send(x, dst=1)")
+def sent_to_nobody(x):
+    dist.isend(x).wait()
+
+
 @wrong("2.7", "beta subtracted", "A message takes alpha + beta·bytes", "nothing is subtracted")
 def beta_subtracted(algorithm, n, nbytes, alpha, beta):
     if algorithm == "ring":
@@ -64,3 +69,46 @@ def not_backwards(x):
         held, distance = kept, distance // 2
     for kept, given, partner in way:
         exchange(kept, given, partner, partner)
+
+
+def halves(x, chooses=lambda rank, distance: rank & distance, add=torch.Tensor.add_):
+    (rank, n), held, way = rank_and_size(), x, []
+    distance = n // 2
+    while distance:
+        lower, upper = held.chunk(2)
+        kept, given = (upper, lower) if chooses(rank, distance) else (lower, upper)
+        arrived = torch.empty_like(kept)
+        exchange(given, arrived, rank ^ distance, rank ^ distance)
+        kept = add(kept, arrived)
+        way.append((kept, given, rank ^ distance))
+        held, distance = kept, distance // 2
+    for kept, given, partner in reversed(way):
+        exchange(kept, given, partner, partner)
+
+
+@wrong("2.11", "the sum in a new tensor", "its x holds", "the sum is in another tensor", "kept += arrived")
+def sums_elsewhere(x):
+    halves(x, add=torch.Tensor.add)
+
+
+@wrong("2.11", "all but rank 0 keep the upper half", "with parts of other chunks: the wrong index is added")
+def upper_halves(x):
+    halves(x, chooses=lambda rank, distance: rank)
+
+
+def doubled(x, steps=10):
+    (rank, n), held, distance = rank_and_size(), [x.clone()], 1
+    while distance < n and steps:
+        leaving = torch.cat(held[: n - distance])
+        arrived = torch.empty_like(leaving)
+        sending = dist.isend(leaving, (rank - distance) % n)
+        dist.recv(arrived, src=(rank + distance) % n)
+        sending.wait()
+        held += arrived.split(len(x))
+        distance, steps = 2 * distance, steps - 1
+    return torch.cat([held[(r - rank) % n] for r in range(n)])
+
+
+@wrong("2.12", "no step taken", "Fewer than N blocks are held at the end")
+def no_step(x):
+    return doubled(x, steps=0)

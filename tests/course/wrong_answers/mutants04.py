@@ -4,6 +4,7 @@ that did not name their fault.
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 
 from . import wrong
@@ -26,6 +27,13 @@ def sharded_training(model, batches, lr, factor=None):
         dist.all_gather_into_tensor(flat, shard.data)
 
 
+@wrong("4.1", "padded by less than nothing", "a negative number in F.pad cuts off")
+def cut_off(parameters, state, update):
+    joined = torch.cat([p.detach().flatten() for p in parameters])
+    flat = F.pad(joined, (0, -len(joined)))
+    flat.split([p.numel() for p in parameters])
+
+
 @wrong("4.6", "the last batch first", "the last batch was taken first")
 def last_batch_first(model, batches, lr):
     sharded_training(model, batches[::-1], lr)
@@ -34,6 +42,13 @@ def last_batch_first(model, batches, lr):
 @wrong("4.6", "multiplied by N", "the gradient that the optimizer gets is 16 times their mean", "AdamW hides it")
 def multiplied_by_n(model, batches, lr):
     sharded_training(model, batches, lr, factor=dist.get_world_size())
+
+
+@wrong("4.6", "part and whole exchanged", "The tensor for everybody's parts comes first")
+def part_and_whole(model, batches, lr):
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+    shard = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+    dist.all_gather_into_tensor(shard, flat)
 
 
 @wrong("4.2", "the minimum", "leaves the smallest of the ranks' numbers", "op=SUM")
