@@ -48,19 +48,11 @@ NATIVE = {
     "all_to_all_single": "all_to_all_single",
     "barrier": "barrier",
 }
-FUNCTIONAL = {  # the same as operators, which call the backend without Python: torch.ops.NAMESPACE.NAME
-    "_c10d_functional": (
-        "all_reduce", "all_reduce_", "all_reduce_coalesced", "all_reduce_coalesced_", "all_gather_into_tensor",
-        "all_gather_into_tensor_out", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor",
-        "reduce_scatter_tensor_out", "reduce_scatter_tensor_coalesced", "all_to_all_single", "broadcast", "broadcast_",
-    ),
-    "_c10d_functional_autograd": ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"),
-    "c10d": (
-        "allreduce_", "broadcast_", "reduce_", "allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_",
-        "gather_", "scatter_", "reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_",
-        "alltoall_", "alltoall_base_",
-    ),
-}  # fmt: skip
+AS_OPERATORS = (
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d",
+)  # torch.ops.…: the same, without a group's method
 OF_OBJECTS = frozenset({"broadcast_object_list"})  # two collectives of bytes each
 ON_THE_WAY = ("torch.", "picolib.launch", "picolib.course")  # modules between such a call and its collectives
 MESSAGES = {"send": "send", "recv": "recv", "recv_anysource": "recv"}
@@ -120,9 +112,8 @@ def install() -> Notebook:
     _replace(monitor, "collective", lambda original: _announced(original, notebook))
     _replace(engine.Work, "wait", lambda original: _wait_for_picolibs(original, notebook))
     _replace(comm_call.Call, "start", lambda original: _run_to_its_end(original, notebook))
-    for namespace, names in FUNCTIONAL.items():
-        for name in names:
-            _replace_operator(getattr(torch.ops, namespace), name, notebook)
+    for kind_of_operator in (torch._ops.OpOverloadPacket, torch._ops.OpOverload):
+        _replace(kind_of_operator, "__call__", lambda original: _operator(original, notebook))
     for method in STORE:
         _replace(dist.Store, method, lambda original, m=method: _stored(original, m, notebook))
     return notebook
@@ -134,30 +125,27 @@ def _replace(where: Any, name: str, make: Callable[[Callable], Callable]) -> Non
         setattr(where, name, functools.wraps(original)(make(original)))
 
 
-def _replace_operator(namespace: Any, name: str, notebook: Notebook) -> None:
-    operator = getattr(namespace, name, None)  # None: this version of torch has none of that name
-    if operator is not None:
-        plain = name.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
-        plain = name.removesuffix("_") if name.removesuffix("_") in NATIVE else plain
-        setattr(namespace, name, _Operator(operator, NATIVE.get(plain, plain), notebook))
+def _operator(original: Callable, notebook: Notebook) -> Callable:
+    """Collectives are operators of torch's, too, which call the backend without any method of the group."""
+
+    def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        is_packet = hasattr(operator, "_qualified_op_name")
+        namespace, _, name = (operator._qualified_op_name if is_packet else operator.name()).partition("::")
+        if namespace in AS_OPERATORS and sys._getframe(1).f_code.co_name != "__torch_dispatch__":
+            known = _plain_name(name.partition(".")[0])
+            if known:
+                tensors = _tensors_in(args[0] if args else None)
+                notebook.refuse_collectives_without_end()
+                notebook.collective(known, tensors, owner(), None, given_to(known, tensors))
+        return original(operator, *args, **kwargs)
+
+    return call
 
 
-class _Operator:
-    """An operator of torch.ops, or one of its overloads, that is noted when it is called."""
-
-    def __init__(self, operator: Any, name: str, notebook: Notebook) -> None:
-        self._operator, self._name, self._notebook = operator, name, notebook
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tensors = _tensors_in(args[0] if args else None)
-        self._notebook.refuse_collectives_without_end()
-        self._notebook.collective(self._name, tensors, owner(), None, given_to(self._name, tensors))
-        return self._operator(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._operator, name)
-        is_overload = isinstance(found, torch._ops.OpOverload)
-        return _Operator(found, self._name, self._notebook) if is_overload else found
+def _plain_name(operator: str) -> str:
+    """ "all_reduce" for the operators all_reduce_coalesced and allreduce_; empty for what is no collective."""
+    plain = operator.removesuffix("_").removesuffix("_out").removesuffix("_coalesced")
+    return NATIVE.get(plain, plain if plain in NATIVE.values() else "")
 
 
 def _collective(original: Callable, name: str, notebook: Notebook) -> Callable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -124,23 +124,37 @@ def reduced(record: Any, label: str) -> list[list[int]]:
     return found
 
 
+class Passes(NamedTuple):
+    """What `both_passes` has seen: the output, whether there was a backward pass, and what each of the two made."""
+
+    output: Any
+    both: bool
+    forward: Largest
+    backward: Largest
+
+
 def both_passes(
-    call: Callable[[], Any], fits: Callable[[torch.Tensor], bool], grad: torch.Tensor | None = None
-) -> tuple[Any, bool, int]:
+    call: Callable[[], Any],
+    fits: Callable[[torch.Tensor], bool],
+    grad: torch.Tensor | float = 1.0,
+    also: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+) -> Passes:
     """In a rank: a forward pass by `call`, and a backward pass where what it returns has a graph and fits.
 
-    grad: the gradient of the output; None means ones. Returns the output, whether there was a backward pass, and the
-    elements of the largest tensor that the forward pass made. `reduced` finds either pass by its notes.
+    grad: the gradient of the output, or a number for all of it. also: other tensors that the backward pass starts from,
+    each with its gradient. `reduced` finds either pass by its notes.
     """
     observe.note("forward")
-    with Largest() as largest:
+    with Largest() as forward:
         y = call()
     observe.note("backward")
     both = isinstance(y, torch.Tensor) and y.requires_grad and fits(y)
-    if both:
-        y.backward(torch.ones_like(y) if grad is None else grad)
+    with Largest() as backward:
+        if both:
+            starts = [(y, grad if isinstance(grad, torch.Tensor) else torch.full_like(y, grad)), *also]
+            torch.autograd.backward(*map(list, zip(*starts, strict=True)))
     observe.note("between")
-    return y, both, largest.most
+    return Passes(y, both, forward, backward)
 
 
 def first_fault(looks: Sequence[Callable], attempt: Any, number: int, *right: Any) -> str | None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from picolib.course.words import times
 
-EACH = 7  # words of one rank
+WORDS = {4: 7, 3: 5, 2: 9}  # ranks: words of one rank
 
 LOCAL = (
     "Each rank has subtracted the maximum of its own words. Sums of exponentials can be added up when all ranks "
@@ -29,15 +29,17 @@ class Whole:
     """The logits of all ranks, for what is right and for what else could have come out."""
 
     def __init__(self, attempt: Any, number: int) -> None:
-        self.n = attempt.world_size
+        self.n, self.each = attempt.world_size, WORDS[attempt.world_size]
         parts = [inputs[0][number][0] for inputs in attempt.case.inputs]
-        self.targets = attempt.case.inputs[0][0][number][1]
+        _, self.targets, self.scale = attempt.case.inputs[0][0][number]
         self.logits = torch.cat(parts, 1).requires_grad_()
         self.loss = F.cross_entropy(self.logits, self.targets)
-        self.loss.backward()
+        self.loss.backward(torch.tensor(self.scale, dtype=self.loss.dtype))
         self.parts = torch.stack(parts)  # [ranks, tokens, V/t]
         self.largest = self.parts.amax(2)  # [ranks, tokens]
-        self.place = self.targets - torch.arange(self.n).unsqueeze(1) * EACH  # [ranks, tokens]: among a rank's words
+        self.place = (
+            self.targets - torch.arange(self.n).unsqueeze(1) * self.each
+        )  # [ranks, tokens]: among a rank's words
 
     def gradient(self, rank: int) -> torch.Tensor:
         """Of this rank's logits."""
@@ -54,7 +56,8 @@ class Whole:
         sums = lambda shift: (self.parts - shift.unsqueeze(-1)).exp().sum(2)  # noqa: E731
         of_each, shifted_by_own = sums(top.expand_as(own)), sums(own).sum(0).log()
         total, all_of = of_each.sum(0).log(), torch.ones_like(place, dtype=torch.bool)
-        clamped, mine = place.clamp(0, EACH - 1), (place >= 0) & (place < EACH)
+        each, tokens = self.each, torch.arange(len(self.targets))
+        clamped, mine = place.clamp(0, each - 1), (place >= 0) & (place < each)
         known = self.found(clamped, mine, top)
         right, raw = known.sum(0), (self.found(clamped, mine, top) + mine * top).sum(0)
         lookup = lambda mask, column=clamped: self.found(column, mask, top).sum(0)  # noqa: E731
@@ -65,13 +68,13 @@ class Whole:
             (shifted_by_own + own[rank] - raw, LOCAL),
             (total - lookup(all_of), CLAMPED),
             (total - self.found(clamped, all_of, top)[rank], CLAMPED),
-            (total - lookup(all_of, targets % EACH), CLAMPED),
+            (total - lookup(all_of, targets % each), CLAMPED),
             (total - lookup(place >= 0), f"Ranks before the owner count the target as well. {BORDER}"),
-            (total - lookup(place < EACH), f"Ranks behind the owner count the target as well. {BORDER}"),
-            (total - lookup((place >= 0) & (place <= EACH)), f"The rank before counts a first word as well. {BORDER}"),
-            (total - lookup((place > 0) & (place < EACH)), f"A rank's first word is counted by nobody. {BORDER}"),
+            (total - lookup(place < each), f"Ranks behind the owner count the target as well. {BORDER}"),
+            (total - lookup((place >= 0) & (place <= each)), f"The rank before counts a first word as well. {BORDER}"),
+            (total - lookup((place > 0) & (place < each)), f"A rank's first word is counted by nobody. {BORDER}"),
             (
-                total - lookup(targets < EACH, targets.clamp(max=EACH - 1)),
+                total - lookup(targets < each, targets.clamp(max=each - 1)),
                 f"Each rank takes its words for the first. {BORDER}",
             ),
             (of_each[rank].log() - right, "The sum of exponentials is over this rank's words alone."),
@@ -79,13 +82,25 @@ class Whole:
             (of_each[rank].log() - known[rank], "Both sums are over this rank's words alone: g adds them up."),
             (total - right - top, "The maximum is subtracted once too often."),
             (total - raw, UNSHIFTED),
+            (
+                of_each.log().sum(0) - right,
+                "Logarithms are added up over the ranks: add up the exponentials, then take one logarithm.",
+            ),
+            (
+                total - self.parts[self.targets % self.n, tokens, self.targets // self.n] + top,
+                "Words lie in blocks, rank r has those from r * V/t on: yours are dealt out in turn.",
+            ),
             (total + right, "The target's logit is added, where log Σ exp - target is right."),
             (-right, "The logarithm of the sum of exponentials is missing."),
-            (total - math.log(EACH) - right, "Exponentials are averaged, where they are added up."),
+            (total - math.log(each) - right, "Exponentials are averaged, where they are added up."),
         ]
-        loss = self.loss.detach()
+        loss, of_tokens = self.loss.detach(), F.cross_entropy(self.logits.detach(), self.targets, reduction="none")
         return [(losses.mean(), text) for losses, text in pairs] + [
             (loss * len(self.targets), "That is the sum over the tokens: their mean is asked for."),
+            (
+                of_tokens[mine[rank]].mean(),
+                "That is the mean over the tokens whose target is among this rank's words: all tokens count.",
+            ),
             (loss * self.n, f"It is exactly {times(self.n)} too big."),
             (-loss, "The sign is turned round."),
         ]

@@ -18,12 +18,13 @@ from picolib.course.exercises.lesson05a_common import (
     count_fault,
     first_fault,
     g,
+    in_the_graph,
     numbers_text,
     only_all_reduce,
     reduced,
     same,
 )
-from picolib.course.exercises.lesson05a_logits import EACH, Whole
+from picolib.course.exercises.lesson05a_logits import WORDS, Whole
 from picolib.course.words import apart, times
 
 TOKENS = 5
@@ -34,25 +35,35 @@ NONE_NEEDED = "none is needed: a rank knows softmax - target for its own words."
 
 
 def loss_cases(world_size: int, seed: int) -> list[Case]:
-    """Small logits, then logits of up to ±1000 in one to three calls. Each rank's first and last word is a target."""
+    """Small logits; then up to ±1000 in one to three calls, and once targets of one rank's words only.
+
+    Each call has another number of tokens, and its loss another gradient; before the last, each rank's first and last
+    word is a target.
+    """
     random = generator(seed, world_size)
-    small = [_numbers(world_size, random, 1.0)]
-    others = [_numbers(world_size, random, HUGE) for _ in range(1 + seed % 3)]
+    small = [(*_numbers(world_size, random, 1.0), 1.0)]
+    huge = [(*_numbers(world_size, random, HUGE, more), 0.5) for more in range(1, 2 + seed % 3)]
+    logits, targets = _numbers(world_size, random, 2.0, 4)
+    words = WORDS[world_size]
+    lonely = logits, targets % words + words * int(torch.randint(world_size, (1,), generator=random)), 3.0
     return [
-        Case(kind, tuple(([(x.chunk(world_size, 1)[rank], t) for x, t in made],) for rank in range(world_size)), None)
-        for kind, made in (("small", small), ("huge", [*others, _numbers(world_size, random, 2.0)]))
+        Case(kind, tuple(([(x.chunk(world_size, 1)[r], *more) for x, *more in made],) for r in range(world_size)), None)
+        for kind, made in (("small", small), ("huge", [*huge, lonely]))
     ]
 
 
-def _numbers(world_size: int, random: torch.Generator, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _numbers(n: int, random: torch.Generator, scale: float, more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [tokens, V] and targets [tokens]."""
-    tokens = TOKENS + world_size
-    logits = scale * (2 * torch.rand(tokens, EACH * world_size, dtype=torch.float64, generator=random) - 1)
+    tokens, words = TOKENS + n + more, WORDS[n]
+    logits = scale * (2 * torch.rand(tokens, words * n, dtype=torch.float64, generator=random) - 1)
     if scale == HUGE:
         logits[0] = logits[0] / 4 - 0.7 * HUGE  # one token far below the others: each has a maximum of its own
-    targets = torch.randint(EACH * world_size, (tokens,), generator=random)
-    first = torch.arange(world_size) * EACH
-    targets[: 2 * world_size] = torch.cat([first, first + EACH - 1])
+        of_ranks = torch.full((n, 1), -0.9 * HUGE, dtype=torch.float64)
+        of_ranks[-1] = 0.9 * HUGE  # one token whose largest logit one rank alone has
+        logits[1] = (logits[1].view(n, words) / 20 + of_ranks).flatten()
+    targets = torch.randint(words * n, (tokens,), generator=random)
+    first = torch.arange(n) * words
+    targets[: 2 * n] = torch.cat([first, first + words - 1])
     return logits, targets
 
 
@@ -65,12 +76,13 @@ def run_loss(fn: Callable, arguments: tuple) -> dict[str, Any]:
     return {"calls": calls, "borrowed": called[:1], "instead": how}
 
 
-def _passes(fn: Callable, part: torch.Tensor, targets: torch.Tensor) -> dict[str, Any]:
-    logits = part.clone().requires_grad_()
-    loss, fits, most = both_passes(lambda: fn(logits, targets.clone(), g), lambda loss: loss.numel() == 1)
-    kept = torch.equal(logits.detach(), part)
+def _passes(fn: Callable, part: torch.Tensor, targets: torch.Tensor, scale: float) -> dict[str, Any]:
+    logits, asked = part.clone().requires_grad_(), targets.clone()
+    seen = both_passes(lambda: fn(logits, asked, g), lambda loss: loss.numel() == 1, scale)
+    loss, most = seen.output, max(seen.forward.most, seen.backward.most)
+    kept = [torch.equal(logits.detach(), part), torch.equal(asked, targets)]
     value = loss.detach() if isinstance(loss, torch.Tensor) else loss
-    return {"loss": value, "kind": type(loss).__name__, "fits": fits, "gradient": logits.grad, "most": most,
+    return {"loss": value, "kind": type(loss).__name__, "fits": seen.both, "gradient": logits.grad, "most": most,
             "kept": kept}  # fmt: skip
 
 
@@ -80,7 +92,23 @@ def judge_loss(attempt: Any) -> str | None:
         text = first_fault((_size_fault, _loss_fault, _gradient_fault), attempt, number, Whole(attempt, number))
         if text:
             return text
-    return count_fault(attempt, "Loss and gradient", {"forward": (2, BOTH_SUMS), "backward": (0, NONE_NEEDED)})
+    if attempt.case.kind == "small":
+        return None  # who takes no maximum is to hear that first, and not of the number of all-reduces
+    counts = {"forward": (2, BOTH_SUMS), "backward": (0, NONE_NEEDED)}
+    return count_fault(attempt, "Loss and gradient", counts) or _numbers_fault(attempt) or in_the_graph(attempt)
+
+
+def _numbers_fault(attempt: Any) -> str | None:
+    """More than three numbers a token."""
+    calls = attempt.case.inputs[0][0]
+    for rank, record in enumerate(attempt.ranks):
+        for sizes, (_, targets, _) in zip(reduced(record, "forward"), calls, strict=False):
+            if sum(sizes) > 3 * len(targets):
+                return (
+                    f"Loss and gradient are right, but rank {rank} all-reduces {sum(sizes)} numbers for {len(targets)} "
+                    "tokens. Three a token are enough: a maximum, and two sums."
+                )
+    return None
 
 
 def _size_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
@@ -105,11 +133,14 @@ def _loss_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
     value = torch.as_tensor(loss, dtype=torch.float64).reshape(())
     if not bool(torch.isfinite(value)):
         if float(whole.parts.abs().max()) < HUGE / 10:
-            return f"rank {rank}: the loss is {float(value)}: of which of the two sums is the logarithm taken?"
+            why = "of which of the two sums is the logarithm taken? Of the target's logit, other ranks' summand is 0."
+            return f"rank {rank}: the loss is {float(value)}: {why}"
+        added = "all_reduce" in attempt.code and "MAX" not in attempt.code
         return (
             f"rank {rank}: the loss is {float(value)}, where {right:.6g} is right; logits go up to "
             f"{float(whole.parts.abs().max()):.0f}. exp(1000) is more than any float holds, and log(0) less: subtract "
-            "the largest logit over all ranks first."
+            "the largest logit of each token over all ranks first."
+            + (" An all-reduce adds up; the largest is left by op=dist.ReduceOp.MAX." if added else "")
         )
     if same(value, whole.loss.detach()):
         return None
@@ -120,14 +151,21 @@ def _loss_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
 
 def _gradient_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | None:
     right, gradient = whole.gradient(rank), got["gradient"]
-    if not got["kept"]:
-        return f"rank {rank}: logits have changed: they are needed for the backward pass. Work on a copy."
+    if not all(got["kept"]):
+        which = "targets" if got["kept"][0] else "logits"
+        return f"rank {rank}: {which} have changed: they are somebody else's, too. Work on a tensor of your own."
     if not got["fits"] or gradient is None:
         return f"rank {rank}: the loss is right, but the logits get no gradient: the graph ends on the way to the loss."
     if same(gradient, right):
         return None
     head = f"rank {rank}: the loss is right, but the gradient of the logits is wrong: it should be (softmax - 1 at the "
     head += "target) / tokens, for this rank's words. "
+    if same(gradient, right / whole.scale):
+        size = f"{times(whole.scale)} too small" if whole.scale > 1 else f"{times(1 / whole.scale)} too big"
+        return (
+            f"{head}It is exactly {size}: the gradient of the loss itself is {whole.scale:g} here. A backward pass "
+            "multiplies by the gradient that it is given."
+        )
     for factor in (whole.n, 1 / whole.n):
         if same(gradient, right * factor):
             size = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"

@@ -23,12 +23,13 @@ from picolib.course.exercises.lesson05a_common import (
     f,
     first_fault,
     g,
+    in_the_graph,
     numbers_text,
     only_all_reduce,
     reduced,
     same,
 )
-from picolib.course.exercises.lesson05a_weights import EACH, NAMES, TOKENS, WIDTH, assembled, mlp_cases, rights
+from picolib.course.exercises.lesson05a_weights import NAMES, SIZES, assembled, mlp_cases, rights
 from picolib.course.words import apart, times
 
 NO_SUM = (
@@ -49,22 +50,31 @@ def run_mlp(fn: Callable, arguments: tuple) -> dict[str, Any]:
 
 
 def _passes(fn: Callable, *batch: torch.Tensor) -> dict[str, Any]:
+    """x has another use, as beside a residual connection; the gradient of that is taken out again."""
     *given, grad = batch
     variables = [tensor.clone().requires_grad_() for tensor in given]
-    y, fits, most = both_passes(lambda: fn(*variables, f, g), lambda y: y.shape == grad.shape, grad)
+    x, other = variables[0] * 1, given[0]
+    seen = both_passes(lambda: fn(x, *variables[1:], f, g), lambda y: y.shape == grad.shape, grad, [(x, other)])
     gradients = {name: v.grad for name, v in zip(NAMES, variables, strict=True)}
-    return {"fits": fits, "y": y if isinstance(y, torch.Tensor) else type(y).__name__, "most": most, **gradients}
+    if seen.both:
+        gradients["x"] = gradients["x"] - other
+    now = [x, *variables[1:]]
+    changed = [name for name, v, was in zip(NAMES, now, given, strict=True) if not torch.equal(v.detach(), was)]
+    y = seen.output if isinstance(seen.output, torch.Tensor) else type(seen.output).__name__
+    return {"fits": seen.both, "y": y, "products": seen.forward.products, "changed": changed, **gradients}
 
 
 def judge_mlp(attempt: Any) -> str | None:
     """How it was cut, the output, the gradients, and the all-reduces."""
-    looks = (_cut_fault, _parts_fault, _output_fault, _share_fault, _gradient_fault)
+    looks = (_cut_fault, _parts_fault, _output_fault, _share_fault, _gradient_fault, _size_fault)
     for number in range(len(attempt.case.inputs[0][0])):
         batch = assembled(attempt, number)
-        text = first_fault(looks, attempt, number, rights(batch), batch)
+        right = rights(batch) | {"number": number}
+        text = first_fault(looks, attempt, number, right, batch)
         if text:
             return text
-    return count_fault(attempt, "Output and gradients", {"forward": (1, STAY_CUT), "backward": (1, ONE_F)})
+    counts = {"forward": (1, STAY_CUT), "backward": (1, ONE_F)}
+    return count_fault(attempt, "Output and gradients", counts) or in_the_graph(attempt)
 
 
 def _cut_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
@@ -79,7 +89,7 @@ def _cut_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> 
     if got["up"] is None:
         return None
     columns = got["up"].abs().sum(0).nonzero().flatten().tolist()
-    if 0 < len(columns) < WIDTH:
+    if 0 < len(columns) < len(right["up"][0]):
         return f"rank {rank} multiplies with input features {numbers_text(columns)} of `up` alone. {NO_SUM}"
     return None
 
@@ -89,25 +99,38 @@ def _output_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) 
     if same(y, right["y"]):
         return None
     x, up, up_bias, down, down_bias = batch[:5]
-    part = slice(rank * EACH, (rank + 1) * EACH)
+    each = len(up_bias) // n
+    part = slice(rank * each, (rank + 1) * each)
     hidden = F.gelu(F.linear(x, up, up_bias))
     own = hidden[:, part] @ down[:, part].T
     told = {
         f"The bias of `down` is in it {n} times: every rank adds it to its summand, and the sum has it once a rank. "
         f"That is {n - 1} too many: add it after the sum.": right["y"] + (n - 1) * down_bias,
         "It lacks the bias of `down`.": right["y"] - down_bias,
+        "The bias of `down` is subtracted.": right["y"] - 2 * down_bias,
+        "The sum is divided by the number of ranks: summands are added up, not averaged.": (
+            (right["y"] - down_bias) / n + down_bias
+        ),
+        "That is x itself.": x,
+        "x is added to it: a residual connection is for whoever calls this.": right["y"] + x,
         "That is this rank's summand alone: g adds up those of all ranks.": own,
         "That is this rank's summand and the bias: g adds up the summands of all ranks.": own + down_bias,
         f"It is exactly {times(n)} too big: every rank has computed all of it, and g added that up.": n * right["y"],
         f"It is exactly {times(n)} too small: summands are added up, not averaged.": right["y"] / n,
         "All of it is this rank's part, computed n times over.": n * own,
         "g stands in front of the second matrix: it adds up hidden numbers of different ranks, no summands.": (
-            F.linear(hidden.unflatten(1, (n, EACH)).sum(1), down[:, part], down_bias)
+            F.linear(hidden.unflatten(1, (n, each)).sum(1), down[:, part], down_bias)
         ),
         "Are f and g swapped? x enters through f, and summands leave through g.": (
             F.gelu(F.linear(n * x, up[part], up_bias[part])) @ down[:, part].T + down_bias
         ),
         "Hidden numbers lack the bias of `up`.": F.gelu(x @ up.T) @ down.T + down_bias,
+        "The bias of `up` is divided by the number of ranks: a hidden number is computed by one rank alone.": (
+            F.gelu(F.linear(x, up, up_bias / n)) @ down.T + down_bias
+        ),
+        "GeLU stands behind the second matrix: it belongs between the two.": (
+            F.gelu(F.linear(F.linear(x, up, up_bias), down, down_bias))
+        ),
         "It lacks GeLU.": F.linear(F.linear(x, up, up_bias), down, down_bias),
         "That is ReLU, and GeLU is asked for.": F.linear(F.linear(x, up, up_bias).relu(), down, down_bias),
         "That is SiLU, and GeLU is asked for.": F.linear(F.silu(F.linear(x, up, up_bias)), down, down_bias),
@@ -116,6 +139,8 @@ def _output_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) 
         ),
     }
     why = next((text for text, wrong in told.items() if same(y, wrong)), "")
+    if torch.allclose(y.double(), right["y"], rtol=1e-5, atol=1e-5):
+        why = "Rounding is all that differs: is something computed in float32? Keep the dtype of x."
     at = int((y - right["y"]).abs().argmax())
     shown = apart(float(y.flatten()[at]), float(right["y"].flatten()[at]))
     return f"rank {rank}: the output is {shown[0]} at place {at}, where {shown[1]} is right. {why}".rstrip()
@@ -133,17 +158,18 @@ def _parts_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -
 
 
 def _share_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
-    """Which hidden numbers a rank has computed: those of which `up` has a gradient."""
-    own = list(range(rank * EACH, (rank + 1) * EACH))
+    """Which hidden numbers a rank has computed: those of which `up` has a gradient; how many, by its products."""
+    tokens, width, each = SIZES[attempt.world_size]
+    own = list(range(rank * each, (rank + 1) * each))
     if got["up"] is None:
         return f"The output is right, but rank {rank} does not use `up`: it has no gradient. Who has computed it?"
     rows = got["up"].abs().sum(1).nonzero().flatten().tolist()
-    most = max(EACH * max(WIDTH, TOKENS), TOKENS * WIDTH)  # a part of a weight, the own hidden numbers, the output
-    if len(rows) > len(own) or got["most"] > most:
-        computed = max(len(rows), min(got["most"] // TOKENS, len(right["up"])))
+    computed = got["products"] // (2 * tokens * width)  # each takes h products a token, and h more in `down`
+    if len(rows) > each or computed > 1.5 * each:
         return (
-            f"The output is right, but rank {rank} computes {computed} of {len(right['up'])} hidden numbers, and its "
-            f"share is {len(own)}: {numbers_text(own)}. What every rank computes is not split."
+            f"The output is right, but rank {rank} computes {max(len(rows), min(computed, len(right['up'])))} of "
+            f"{len(right['up'])} hidden numbers, and its share is {each}: {numbers_text(own)}. What every rank "
+            "computes is not split."
         )
     if rows == own:
         return None
@@ -153,7 +179,12 @@ def _share_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -
 
 
 def _gradient_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
-    n, part = attempt.world_size, slice(rank * EACH, (rank + 1) * EACH)
+    n, each = attempt.world_size, SIZES[attempt.world_size][2]
+    part = slice(rank * each, (rank + 1) * each)
+    if got["changed"]:
+        return f"rank {rank}: `{got['changed'][0]}` has changed: others use it, too. Work on a tensor of your own."
+    if same(got["x"], right["x"] + (n - 1) * batch[0]):
+        return f"rank {rank}: the gradient of `x` is wrong. {_OTHER_USES}"
     for name in NAMES:
         exact = right[name]
         if name in ("up", "up_bias", "down"):
@@ -167,6 +198,22 @@ def _gradient_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list
     return None
 
 
+def _size_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) -> str | None:
+    """The numbers of an all-reduce: those of the output, those of x."""
+    for way, name in (("forward", "y"), ("backward", "x")):
+        calls = reduced(attempt.ranks[rank], way)[right["number"]]
+        if max(calls, default=0) > right[name].numel():
+            return (
+                f"Output and gradients are right, but rank {rank} all-reduces {max(calls)} numbers in the {way} pass, "
+                f"and {name} has {right[name].numel()}: the sum itself is what an all-reduce leaves."
+            )
+    return None
+
+
+_OTHER_USES = (
+    "x has another use as well, as beside a residual connection, and the gradient of that was added up over the ranks, "
+    "too. A hook belongs on a tensor of the layer's own, such as x.view_as(x), which is what f makes."
+)
 _MORE = (
     "More than one all-reduce runs in the backward pass. f belongs where x enters, once: further in each rank has "
     "gradients of its own numbers, which are no shares of one."

@@ -664,7 +664,7 @@ def one_border(logits, targets, g):
     return looked_up(logits, targets, g, lambda place: place >= 0, lambda place: place.clamp(0, words - 1))
 
 
-@wrong("5.4", "one maximum for all tokens", "subtract the largest logit over all ranks first")
+@wrong("5.4", "one maximum for all tokens", "subtract the largest logit of each token over all ranks first")
 def one_maximum(logits, targets, g):
     top, first = logits.detach().max().reshape(1), dist.get_rank() * logits.shape[1]
     dist.all_reduce(top, dist.ReduceOp.MAX)
@@ -675,7 +675,7 @@ def one_maximum(logits, targets, g):
     return (exponentials.log() - target).mean()
 
 
-@wrong("5.4", "the sum in place of the maximum", "subtract the largest logit over all ranks first")
+@wrong("5.4", "the sum in place of the maximum", "subtract the largest logit of each token over all ranks first")
 def sum_for_maximum(logits, targets, g):
     shift, first = logits.detach().amax(1), dist.get_rank() * logits.shape[1]
     dist.all_reduce(shift)
@@ -691,7 +691,7 @@ def own_logits(logits, targets, g):
     return F.cross_entropy(logits, targets)
 
 
-@wrong("5.4", "no maximum", "subtract the largest logit over all ranks first")
+@wrong("5.4", "no maximum", "subtract the largest logit of each token over all ranks first")
 def no_maximum(logits, targets, g):
     first = dist.get_rank() * logits.shape[1]
     mine = (targets >= first) & (targets < first + logits.shape[1])
