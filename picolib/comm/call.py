@@ -9,8 +9,10 @@ import torch
 
 from picolib.comm import auto, engine
 from picolib.comm.groups import resolve
+from picolib.comm.p2p import Link
 from picolib.comm.slow import SlowLink, link_kind
 from picolib.launch import monitor
+from picolib.launch.clock import Clock
 
 
 class Call:
@@ -98,6 +100,8 @@ class Call:
     ) -> engine.Work | None:
         """Announce the call, then run the algorithm on its arguments: to the end, or up to its first wait.
 
+        tensors: this rank's, whose shapes and dtypes are compared with the other ranks'. arguments: of the algorithm,
+        behind its link. root: a place in the group. op, label, strict_shapes, splits: see `monitor.collective`.
         `run` stands in for the algorithm that was chosen: a variant of it, see `fused`.
         """
         members, async_op = self.members, self.async_op
@@ -115,13 +119,7 @@ class Call:
             strict_shapes=strict_shapes,
             splits=splits,
         )
-        polled = async_op or engine.works_in_flight() > 0
-        carried = bool(tensors) and members.carries(self.process_group, tensors[0].device)
-        device = tensors[0].device if carried else torch.device("cpu")
-        link = link_kind()(self.process_group, members, members.next_tag(), device, call, polled)
-        clock = link.in_background() if async_op and isinstance(link, SlowLink) else None
-        if clock is not None:
-            call.now = clock.now
+        link, clock = self._link(tensors, call)
         run = run or auto.ALGORITHMS[auto.SAME_AS.get(self.name, self.name)][self.algorithm]
         steps = run(link, *arguments)
         if self.moves_back:
@@ -133,6 +131,17 @@ class Call:
         with call:
             engine.run(steps)
         return None
+
+    def _link(self, tensors: Sequence[torch.Tensor], call: Any) -> tuple[Link, Clock | None]:
+        """What the algorithm sends through; in slow motion, also the clock of a collective in the background."""
+        polled = self.async_op or engine.works_in_flight() > 0
+        carried = bool(tensors) and self.members.carries(self.process_group, tensors[0].device)
+        device = tensors[0].device if carried else torch.device("cpu")
+        link = link_kind()(self.process_group, self.members, self.members.next_tag(), device, call, polled)
+        clock = link.in_background() if self.async_op and isinstance(link, SlowLink) else None
+        if clock is not None:
+            call.now = clock.now
+        return link, clock
 
     def _then_move_back(self, steps: engine.Steps) -> engine.Steps:
         yield from steps

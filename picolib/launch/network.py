@@ -79,7 +79,10 @@ class Network:
 
 
 class Sent:
-    """A message that this rank sends, from its start to its end."""
+    """A message that this rank sends, from its start to its end.
+
+    peer: a rank of the world. channel, number: which message it is, counted alike on both sides (`channel_of`).
+    """
 
     __slots__ = ("network", "clock", "peer", "channel", "number", "arrival", "end")
 
@@ -104,7 +107,7 @@ class Sent:
 
 
 class Received:
-    """A message that this rank receives, from asking for it to its arrival."""
+    """A message that this rank receives, from asking for it to its arrival. peer, channel, number: as of `Sent`."""
 
     __slots__ = ("network", "clock", "peer", "channel", "number", "arrival")
 
@@ -132,7 +135,7 @@ class Received:
 
 
 class ReceivedFromAnyone(Received):
-    """A message of whoever sends first: only `came_from` tells whose."""
+    """A message of whoever sends first: only `came_from` tells whose. So no sender sees when it was asked for."""
 
     __slots__ = ("group",)
 

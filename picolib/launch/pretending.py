@@ -41,6 +41,7 @@ def pretend(seconds: float, label: str = "compute") -> None:
 
 def look_after_others_until(moment: float) -> None:
     """Sleep until `time.monotonic()` is `moment`, and keep asynchronous collectives going."""
+    # A list, not a generator: all of them look, whatever the first one says.
     while any([look() for look in beside]) and (left := moment - time.monotonic()) > 0:
         time.sleep(min(left, LOOK_EVERY_SECONDS))
         monitor.goes_on()

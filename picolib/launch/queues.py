@@ -54,8 +54,8 @@ class Queues:
         return [pair for pair in zip(times[::2], times[1::2], strict=True) if pair[1] > old]
 
     def _write(self, queue: int, booked: Booked) -> None:
-        where = queue * QUEUE_BYTES
-        struct.pack_into(f"<{2 * len(booked)}d", self.memory, where + 8, *[time for pair in booked for time in pair])
+        where, moments = queue * QUEUE_BYTES, [moment for pair in booked for moment in pair]
+        struct.pack_into(f"<{len(moments)}d", self.memory, where + 8, *moments)
         U64.pack_into(self.memory, where, len(booked))
 
 

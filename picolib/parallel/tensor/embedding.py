@@ -76,7 +76,7 @@ class VocabParallelEmbedding(HasGroup, nn.Embedding):
             rows = (tokens - self.first).masked_fill(elsewhere, 0)
             found = F.embedding(rows, self.weight, self.padding_idx)
             found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        else:
+        else:  # no row here; the graph goes on all the same, since the backward pass communicates with every rank
             found = self.weight.sum() * self.weight.new_zeros(*tokens.shape, self.weight.shape[1])
         leave = reduce_scatter_tokens if self.sequence_parallel else functional.reduce_from_group
         return leave(found, group=self.group, algorithm=self.algorithm)

@@ -27,7 +27,7 @@ from picolib.parallel.tensor import overlap as overlapped
 
 
 class _Cut(HasGroup, nn.Linear):
-    """A linear layer of which this rank holds rows `first` to `last` of dimension `cut` of the weight."""
+    """A linear layer of which this rank holds `first` to `last - 1` of dimension `cut` of the weight."""
 
     cut: int
 
@@ -108,7 +108,7 @@ class ColumnParallelLinear(_Cut):
         how = {"group": self.group, "algorithm": self.algorithm}
         if self.computed is not None:
             y, self.computed = self.computed, None
-        elif self.regather or self.overlap and (self.sequence_parallel or self.copy_input):
+        elif self.regather or (self.overlap and (self.sequence_parallel or self.copy_input)):
             kind = {"sequence_parallel": self.sequence_parallel, "regather": self.regather}
             (y,) = overlapped.columns(x, [self], **kind, **how)
         else:

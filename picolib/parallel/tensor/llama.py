@@ -71,11 +71,8 @@ def parallelize(
         if copies is not None:
             for shared in (layer.self_attn.k_proj, layer.self_attn.v_proj):
                 sum_gradient_over(shared, "weight", copies)
-        if sequence_parallel:
-            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
-                sum_gradient_over(norm, "weight", group)
     if sequence_parallel:
-        sum_gradient_over(model.model.norm, "weight", group)
+        _sum_norm_gradients(model, group)
     table = {"sequence_parallel": sequence_parallel, "algorithm": algorithm}
     model.model.embed_tokens = VocabParallelEmbedding.from_embedding(model.model.embed_tokens, group=group, **table)
     model.lm_head = VocabParallelLinear.from_linear(model.lm_head, group=group, regather=regather, **options)
@@ -90,6 +87,13 @@ def _check(model: nn.Module) -> None:
         raise ValueError(f"model must be a plain LlamaForCausalLM, but {type(model).__name__} has no {lacks}.")
     if isinstance(model.lm_head, VocabParallelLinear):
         raise ValueError("model must be whole, but it has been cut already.")
+
+
+def _sum_norm_gradients(model: nn.Module, group: Any) -> None:
+    """Norms are whole on every rank, and see this rank's tokens only: each has a summand of their gradients."""
+    norms = [norm for layer in model.model.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    for norm in [*norms, model.model.norm]:
+        sum_gradient_over(norm, "weight", group)
 
 
 def _cut_block(
@@ -107,6 +111,7 @@ def _cut_block(
         return (gather_tokens if sequence_parallel else functional.copy_to_group)(x, **how), *rest
 
     def compute_at_once(module: nn.Module, args: tuple) -> None:
+        """One communication for all of them: the block calls its layers in turn, and each hands out its `computed`."""
         layers = [getattr(module, name) for name in cut_over]
         outputs = columns(args[0], layers, sequence_parallel=sequence_parallel, regather=regather, **how)
         for layer, output in zip(layers, outputs, strict=True):

@@ -151,6 +151,7 @@ def _multiply_and_scatter(inputs: Tensors, matrices: Tensors, group: Any) -> tor
 
 
 def _sum_of_products(inputs: Tensors, matrices: Tensors) -> torch.Tensor:
+    """Σ input [..., k] · matrix [k, n], each with a k of its own."""
     total = inputs[0] @ matrices[0]
     for x, matrix in zip(inputs[1:], matrices[1:], strict=True):
         total += x @ matrix
@@ -158,7 +159,10 @@ def _sum_of_products(inputs: Tensors, matrices: Tensors) -> torch.Tensor:
 
 
 def _weight_gradients(gradients: Tensors, x: torch.Tensor, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-    """gᵀ·x for each g, over all tokens. Collectives under way get a look in between."""
+    """gᵀ·x [features, h] for each g [..., features], over all tokens of x [..., h]; None where it is not wanted.
+
+    Collectives under way get a look in between.
+    """
     found: list[torch.Tensor | None] = []
     for gradient, is_wanted in zip(gradients, wanted, strict=True):
         with mark("weight gradient"):
@@ -168,10 +172,12 @@ def _weight_gradients(gradients: Tensors, x: torch.Tensor, wanted: Sequence[bool
 
 
 def _vectors(x: torch.Tensor) -> torch.Tensor:
+    """[..., features] -> [all tokens, features]."""
     return torch.atleast_2d(x).flatten(0, -2)
 
 
 def _joined(blocks: torch.Tensor) -> torch.Tensor:
+    """[t, ..., s/t, h] -> [..., s, h]."""
     return torch.cat(list(blocks), SEQUENCE)
 
 
