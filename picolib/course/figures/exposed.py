@@ -14,12 +14,13 @@ ROW, HEAD, TOP, BAR = 29, 34, 96, 22  # of a bar with its gap; of a group's titl
 
 
 class Note(NamedTuple):
-    """A text at the right end of a bar, `x` behind the scale."""
+    """A text to the right of the scale, `x` behind its end."""
 
     text: str
     x: float = 0
     bold: bool = False
     color: str = INK
+    anchor: str = "start"
 
 
 class Bar(NamedTuple):
@@ -39,13 +40,16 @@ class Bar(NamedTuple):
 Groups = Sequence[tuple[str, Sequence[Bar]]]  # (title, bars)
 
 
-def exposed_bars(title: str, groups: Groups, exposed_name: str, told: str, left: float, right: float) -> Figure:
-    """A bar a line, group below group. left, right: room beside the scale, for names and for notes."""
+def exposed_bars(
+    title: str, groups: Groups, told: str, *, exposed_name: str, heading: Note, left: float, right: float
+) -> Figure:
+    """A bar a line, group below group. heading: stands over the notes. left, right: room for names, and for notes."""
     height = TOP + sum(ROW * len(bars) + HEAD for _, bars in groups)
     figure = Figure(height + 30, f"{title}. {told}")
     figure.text(20, 28, title, size=LARGE, bold=True)
-    _legend(figure, exposed_name)
     scale = Scale(0, max(bar.compute + bar.exposed for _, bars in groups for bar in bars), left, WIDTH - right)
+    _legend(figure, exposed_name)
+    _note(figure, scale, heading, 57)
     for value in scale.ticks(5):
         figure.line([(scale(value), TOP - 12), (scale(value), height)], GRID)
         text = seconds_text(value) if value else "0"
@@ -66,8 +70,12 @@ def _draw(figure: Figure, scale: Scale, bar: Bar, top: float) -> None:
     if end > middle:
         figure.box(middle, top, end - middle, BAR, fill=ACCENT)
     for note in bar.notes:
-        x = scale.end + 14 + note.x
-        figure.text(x, top + BAR / 2, note.text, size=SMALL, bold=note.bold, color=note.color)
+        _note(figure, scale, note, top + BAR / 2)
+
+
+def _note(figure: Figure, scale: Scale, note: Note, y: float) -> None:
+    style = {"bold": note.bold, "color": note.color, "anchor": note.anchor}
+    figure.text(scale.end + 14 + note.x, y, note.text, size=SMALL, **style)
 
 
 def _legend(figure: Figure, exposed_name: str) -> None:

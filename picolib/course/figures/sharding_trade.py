@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.exposed import Bar, Note, exposed_bars
-from picolib.course.style import GOOD, INK, MUTED, SMALL, WIDTH
+from picolib.course.style import GOOD, INK, MUTED
 
 BYTES, STATE, CARD = 2, 16, 80e9  # of a number that travels; of state, a parameter; of a GPU
 FLOPS = 4e14  # operations a second that a GPU reaches in bf16: 40% of what an H100 is sold for
-LEFT, RIGHT = 118, 266
+LEFT, RIGHT, HELD = 118, 266, 104
 
 
 class Model(NamedTuple):
@@ -112,13 +112,13 @@ def sharding_trade(model: Model, ranks: int, tokens: Sequence[float], bandwidth:
         f"{count:,.0f} tokens: " + ", ".join(f"{bar.name} {100 * bar.share:.0f}% exposed" for bar in bars)
         for count, (_, bars) in zip(tokens, groups, strict=True)
     )
-    figure = exposed_bars(title, groups, "exposed communication", f"{told}.", LEFT, RIGHT)
-    figure.text(WIDTH - RIGHT + 118, 57, f"a GPU has {CARD / 1e9:.0f} GB", size=SMALL, color=MUTED)
-    return figure
+    heading = Note(f"a GPU has {CARD / 1e9:.0f} GB", HELD, color=MUTED)
+    names = {"exposed_name": "exposed communication", "heading": heading}
+    return exposed_bars(title, groups, f"{told}.", **names, left=LEFT, right=RIGHT)
 
 
 def _bar(plan: Plan) -> Bar:
     fits = plan.state <= CARD
     held = f"{plan.state / 1e9:,.{0 if plan.state >= 1e11 else 1}f} GB {'held' if fits else 'do not fit'}"
-    notes = Note(f"{plan.sent / 1e9:,.3g} GB sent"), Note(held, 104, bold=not fits, color=GOOD if fits else INK)
+    notes = Note(f"{plan.sent / 1e9:,.3g} GB sent"), Note(held, HELD, bold=not fits, color=GOOD if fits else INK)
     return Bar(plan.name, plan.compute, plan.exposed, notes)

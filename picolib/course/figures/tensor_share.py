@@ -13,7 +13,7 @@ from typing import NamedTuple
 from picolib.course.figures.canvas import Figure
 from picolib.course.figures.exposed import Bar, Note, exposed_bars
 from picolib.course.figures.sharding_trade import FLOPS
-from picolib.course.style import ACCENT, MUTED, SMALL, WIDTH
+from picolib.course.style import ACCENT, MUTED
 from picolib.launch.links import Link, Links
 from picolib.plan.links import ring_all_reduce
 
@@ -63,9 +63,9 @@ def tensor_share(block: Block, tokens: float, ranks: Sequence[int], links: Seque
         f"{n} ranks: " + ", ".join(f"{bar.name} {_percent(bar)} exposed" for bar in bars)
         for n, (_, bars) in zip(ranks, groups, strict=True)
     )
-    figure = exposed_bars(title, groups, "all-reduces, which nothing hides", f"{told}.", LEFT, RIGHT)
-    figure.text(WIDTH - 20, 57, "part of the time", size=SMALL, color=MUTED, anchor="end")
-    return figure
+    heading = Note("part of the time", 156, color=MUTED, anchor="end")
+    names = {"exposed_name": "all-reduces, which nothing hides", "heading": heading}
+    return exposed_bars(title, groups, f"{told}.", **names, left=LEFT, right=RIGHT)
 
 
 def _bar(name: str, one: Share) -> Bar:
