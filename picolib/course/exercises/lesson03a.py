@@ -30,6 +30,10 @@ ITS_OWN = (
     "p.grad is None. While a hook runs, other parameters may not have their gradients yet: a hook for each parameter, "
     "which averages the one that it was made for. (In a lambda, a loop's variable has its last value.)"
 )
+NOT_CALLED = (
+    "p.grad is None: what gives the gradients is the function under test. Does yours call average(model, loss), which "
+    "calls loss.backward(), before it looks at them?"
+)
 IN_WRAP = r"(?s)NoneType.*\bin wrap\n.*\.grad\b"
 NO_BACKWARD_YET = (
     "p.grad is None: wrap runs once, before the first backward pass, so no gradient is there to average. Register a "
@@ -111,6 +115,7 @@ EXERCISES = (
         call=verdicts_of,
         judge=judge_alibi,
         ended=left_early,
+        raised=((NO_GRADIENT, NOT_CALLED), (r"must be Tensor, not NoneType", NOT_CALLED)),
         operations=frozenset({"MAX", "MIN", "PRODUCT"}),
         sizes=(4, 2, 3),
         allows=COLLECTIVES | {"barrier"},

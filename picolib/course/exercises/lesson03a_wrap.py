@@ -166,8 +166,9 @@ def _gradient_fault(attempt: Any, rank: int, number: int, wrong: list[str]) -> s
             )
     if all_of_them and (factor := _one_factor(got, right)):
         size = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
-        multiplied = " by N, where it should be divided" if round(factor, 6) == len(group) ** 2 else ""
-        return f"rank {rank}: every gradient is exactly {size}. Was it multiplied{multiplied}?"
+        squared = round(factor, 6) == len(group) ** 2
+        guess = "Was it multiplied by N, where it should be divided?" if squared else "What is it multiplied with?"
+        return f"rank {rank}: every gradient is exactly {size}. {guess}"
     shown = apart(float(got[wrong[0]].flatten()[0]), float(right[wrong[0]].flatten()[0]))
     return f"rank {rank}: `{wrong[0]}` has the gradient {shown[0]}, where {shown[1]} is right."
 

@@ -95,3 +95,10 @@ def counts_no_batch(model, batches, lr):
 @wrong("3.7", "the largest gradients", "all ranks agree on the largest of their gradients", "op=SUM")
 def largest_of_the_gradients(model, batches, lr):
     an_epoch(model, batches, lr, op=dist.ReduceOp.MAX)
+
+
+@wrong("3.6", "average never called", "Does yours call average(model, loss), which calls loss.backward()")
+def average_never_called(average):
+    model = torch.nn.Linear(3, 2)
+    for p in model.parameters():
+        assert torch.allclose(p.grad, torch.full_like(p, 1.0))
