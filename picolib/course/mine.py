@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import json
+import symtable
+import sys
 import textwrap
 import types
 from pathlib import Path
@@ -36,7 +39,7 @@ def save(exercise: Exercise, fn: Any) -> Path | None:
         head = f'"""Exercise {exercise.id}, {exercise.title}: passed. Written by you."""\n\n'
         state.write_text(path, head + text)
         _note(target.parent, exercise.function, head + text)
-    except (OSError, TypeError):  # a function without source passes all the same
+    except (OSError, TypeError, SyntaxError, StopIteration):  # a function without source passes all the same
         return None
     return path
 
@@ -77,35 +80,63 @@ def source_with_helpers(fn: Any) -> str:
 
 
 def _collect(fn: Any, imports: dict[str, None], pieces: dict[str, str]) -> None:
+    """A function or a class, after whatever of its notebook it uses."""
     fn = inspect.unwrap(fn)
     if fn.__name__ in pieces:
         return
     pieces[fn.__name__] = ""  # it may call itself
-    for name, value in sorted(_used(fn).items()):
+    source = _source(fn)
+    for name, value in sorted(_used(source, _namespace(fn)).items()):
         _collect_one(name, value, imports, pieces, fn.__module__)
-    pieces[fn.__name__] = pieces.pop(fn.__name__) or textwrap.dedent(inspect.getsource(fn)).rstrip()
+    pieces.pop(fn.__name__)
+    pieces[fn.__name__] = source
 
 
 def _collect_one(name: str, value: Any, imports: dict[str, None], pieces: dict[str, str], home: str) -> None:
     module = getattr(value, "__module__", None)
     if isinstance(value, types.ModuleType):
         imports[f"import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")] = None
-    elif isinstance(value, types.FunctionType) and module == home:
+    elif isinstance(value, (types.FunctionType, type)) and module == home:
         _collect(value, imports, pieces)
-    elif isinstance(value, type) and module == home:
-        pieces.setdefault(name, textwrap.dedent(inspect.getsource(value)).rstrip())
+        if name != value.__name__:
+            pieces.setdefault(name, f"{name} = {value.__name__}")
     elif isinstance(value, (int, float, str, bool, tuple)):
         pieces.setdefault(name, f"{name} = {value!r}")
     elif module and hasattr(value, "__name__"):
         imports[f"from {module} import {value.__name__}" + (f" as {name}" if name != value.__name__ else "")] = None
 
 
-def _used(fn: Any) -> dict[str, Any]:
-    """Global names that a function's code uses, also in functions and comprehensions inside it."""
+def _namespace(fn: Any) -> dict[str, Any]:
+    """The global names that a function or a class sees."""
+    code = _a_method(fn) if isinstance(fn, type) else fn
+    return vars(sys.modules[fn.__module__]) if code is None else code.__globals__
+
+
+def _source(fn: Any) -> str:
+    method = _a_method(fn) if isinstance(fn, type) else None
+    if method is None:
+        return textwrap.dedent(inspect.getsource(fn)).rstrip()
+    # In a notebook Python knows where a function stands, but not where a class does.
+    lines, _ = inspect.findsource(method)
+    nodes = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.ClassDef)]
+    node = next(node for node in reversed(nodes) if node.name == fn.__name__)
+    first = min([node, *node.decorator_list], key=lambda part: part.lineno).lineno
+    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+
+
+def _a_method(cls: type) -> Any:
+    members = (getattr(member, "__func__", member) for member in vars(cls).values())
+    own = (member for member in members if isinstance(member, types.FunctionType))
+    return next((member for member in own if member.__qualname__.startswith(cls.__qualname__)), None)
+
+
+def _used(source: str, namespace: dict[str, Any]) -> dict[str, Any]:
+    """Names of the notebook that a definition uses, anywhere inside it; an attribute of the same name is none."""
     names: set[str] = set()
-    codes = [fn.__code__]
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return {name: fn.__globals__[name] for name in names if name in fn.__globals__}
+    tables = [symtable.symtable(source, "mine", "exec")]
+    while tables:
+        table = tables.pop()
+        outermost = table.get_type() == "module"
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (outermost or s.is_global())}
+        tables += table.get_children()
+    return {name: namespace[name] for name in names if name in namespace and not name.startswith("__")}

@@ -275,11 +275,3 @@ def test_a_part_that_was_changed_after_it_had_passed_is_named(workspace):
     changed = picolib.run(steps, 2, use="mine").stdout[0]
     assert "was changed" not in untouched
     assert "mine/wrap.py was changed after it had passed: check(wrap)" in changed
-
-
-def test_an_answer_of_another_name_is_saved_under_the_exercises(workspace):
-    def my_own_wrap(module, group):
-        pass
-
-    path = mine_folder.save(by_id("3.1"), my_own_wrap)
-    assert path.name == "wrap.py" and path.read_text().endswith("wrap = my_own_wrap\n")
