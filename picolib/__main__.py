@@ -14,15 +14,22 @@ def lab(options: argparse.Namespace) -> int:
     """Open the course in JupyterLab, on your own copies in workspace/."""
     from picolib.course import workspace
 
-    return workspace.open_lab(options.workspace, options.jupyter)
+    return workspace.open_lab(_folder(options), options.jupyter)
 
 
 def update(options: argparse.Namespace) -> int:
     """Bring new lesson cells into workspace/; what you have edited stays."""
     from picolib.course import workspace
 
-    print(workspace.update(options.workspace))
+    print(workspace.update(_folder(options)))
     return 0
+
+
+def _folder(options: argparse.Namespace) -> str:
+    """The workspace that is named, or that this is (in a terminal of JupyterLab), or that lies here."""
+    from picolib.course import state
+
+    return options.workspace or str(state.workspace() or "workspace")
 
 
 def grade(options: argparse.Namespace) -> int:
@@ -62,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 
     for function in (lab, update):
         made = command(function)
-        made.add_argument("--workspace", default="workspace", metavar="FOLDER", help="where your copies live")
+        text = "where your copies live (default: the workspace that you are in, else workspace)"
+        made.add_argument("--workspace", default=None, metavar="FOLDER", help=text)
     commands.choices["lab"].add_argument("jupyter", nargs="*", metavar="-- OPTION", help="handed to jupyter lab")
     made = command(grade)
     made.add_argument("notebook", nargs="+", metavar="NOTEBOOK")

@@ -30,6 +30,16 @@ def test_a_mistake_is_one_sentence_and_no_traceback(capsys, tmp_path):
     assert error.startswith("picolib: ") and "nowhere" in error and len(error.splitlines()) == 1
 
 
+def test_update_in_a_workspace_is_for_that_one(capsys, tmp_path, monkeypatch):
+    monkeypatch.delenv("PICOLIB_WORKSPACE", raising=False)
+    (tmp_path / ".picolib").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["update"]) == 0
+    assert "START.ipynb: new" in capsys.readouterr().out and (tmp_path / "START.ipynb").exists()
+    assert main(["update"]) == 0
+    assert capsys.readouterr().out == "Everything is up to date.\n"
+
+
 @pytest.mark.parametrize("command", ["", "--help", "doctor", "calibrate"])
 def test_a_reader_that_has_seen_enough_causes_no_noise(command):
     reader, writer = os.pipe()

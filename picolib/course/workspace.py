@@ -85,7 +85,7 @@ def _update_one(path: Path, new: NotebookNode, baseline: dict[str, dict[str, str
     if not replaced:
         return []
     _write(path, merged)
-    return [f"{path.name}: {replaced} cells brought up to date, {kept} of yours kept"]
+    return [f"{path.name}: {replaced} cell{'s' * (replaced != 1)} brought up to date, {kept} of yours kept"]
 
 
 def key_of(cell: NotebookNode) -> str:
@@ -204,8 +204,10 @@ def open_lab(folder: str | Path, jupyter: Sequence[str] = ()) -> int:
     url = [f"--LabApp.default_url=/lab/tree/{start}"] if start else []
     as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # containers often are
     command = [sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", *url, *as_root, *jupyter]
+    beside = Path(sys.executable).parent  # so that `!picolib update` in a cell finds it, without an activated venv
+    env = {**os.environ, "PATH": os.pathsep.join([str(beside), os.environ.get("PATH", os.defpath)])}
     with _interrupts_are_for_jupyter():
-        return subprocess.call(command)
+        return subprocess.call(command, env=env)
 
 
 @contextmanager

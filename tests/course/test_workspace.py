@@ -60,6 +60,12 @@ def test_update_replaces_untouched_cells_and_keeps_touched_ones(tmp_path, root):
     assert sources(path) == ["my answer", "b = 20", "c = 30"]
 
 
+def test_one_cell_is_one_cell(tmp_path, root):
+    workspace.fill(tmp_path / "w", root)
+    deliver(root, "a = 10", "b = 2")
+    assert workspace.update(tmp_path / "w", root) == "02A.ipynb: 1 cell brought up to date, 0 of yours kept"
+
+
 def test_the_learner_s_own_cells_stay_where_they_were(tmp_path, root):
     path = tmp_path / "w" / "02A.ipynb"
     workspace.fill(tmp_path / "w", root)
