@@ -16,11 +16,18 @@ def no_ready_made_ddp() -> Iterator[None]:
     """In a rank: whoever makes a DistributedDataParallel in this block, picolib's or torch's, is told to build it."""
     from picolib.parallel.ddp import DistributedDataParallel
 
-    classes = (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel)
+    why = "DistributedDataParallel does what this exercise asks for: here you write it yourself."
+    with refused(why, DistributedDataParallel, torch.nn.parallel.DistributedDataParallel):
+        yield
+
+
+@contextlib.contextmanager
+def refused(why: str, *classes: Any) -> Iterator[None]:
+    """In a rank: whoever makes one of these in this block gets a RuntimeError that says why not."""
     originals = [owner.__init__ for owner in classes]
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise RuntimeError("DistributedDataParallel does what this exercise asks for: here you write it yourself.")
+        raise RuntimeError(why)
 
     for owner in classes:
         owner.__init__ = refuse

@@ -14,6 +14,7 @@ import torch
 
 from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises.lesson04b_calls import WRONG_ROOM
+from picolib.course.exercises.lesson04b_refuse import GATHERS, SCATTERS, only
 from picolib.course.exercises.lesson04b_stack import (
     KEPT,
     LAYERS,
@@ -24,7 +25,6 @@ from picolib.course.exercises.lesson04b_stack import (
     right_step,
     run_steps,
 )
-from picolib.course.exercises.lesson04b_watch import GATHERS, SCATTERS, only
 from picolib.course.words import apart, number_of, ranks_text, times
 
 SHARES = dict.fromkeys(GATHERS | SCATTERS | {"broadcast"}, 1) | {"all_reduce": 2}  # times (N-1)/N of what travels

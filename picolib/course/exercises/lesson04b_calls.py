@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from picolib.course.exercises.lesson04b_layers import wholes_of
-from picolib.course.exercises.lesson04b_watch import GATHERS
+from picolib.course.exercises.lesson04b_refuse import GATHERS
 from picolib.course.words import number_of
 
 OBJECTS = 20_000  # bytes of Python's own objects that every answer makes

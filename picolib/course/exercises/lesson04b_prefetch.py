@@ -24,7 +24,8 @@ from picolib.course.exercises.lesson04b_calls import (
     whole_at_once,
 )
 from picolib.course.exercises.lesson04b_layers import WIDTH, Layers, allowed, shards_of, whole_sizes, wholes_of
-from picolib.course.exercises.lesson04b_watch import GATHERS, Alive, no_ready_made_fsdp, only
+from picolib.course.exercises.lesson04b_refuse import GATHERS, no_ready_made_fsdp, only
+from picolib.course.exercises.lesson04b_watch import Alive
 
 RAISED = (
     (

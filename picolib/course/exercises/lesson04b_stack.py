@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from picolib.course.exercise import Case
 from picolib.course.exercises.data import generator
-from picolib.course.exercises.lesson04b_watch import Alive, no_ready_made_fsdp
+from picolib.course.exercises.lesson04b_refuse import no_ready_made_fsdp
+from picolib.course.exercises.lesson04b_watch import Alive
 
 WIDTHS = (192, 288, 128, 240)  # of x, and of what each layer puts out: a weight is [out, in]
 LAYERS = len(WIDTHS) - 1

@@ -1,4 +1,4 @@
-"""What the exercises of 04B look at inside a rank: bytes that are alive, and ways round the exercise."""
+"""What the exercises of 04B look at inside a rank: how many bytes are alive that were made in it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from picolib.course.exercise import COLLECTIVES
 from picolib.course.exercises import traced
 
-GATHERS = frozenset({"all_gather_into_tensor", "all_gather"})
-PATIENCE, STEP = 0.3, 0.002
-TORCHS = "torch.distributed.fsdp"
-SCATTERS = frozenset({"reduce_scatter_tensor", "reduce_scatter"})
+PATIENCE, STEP = 0.3, 0.002  # seconds: that all waiting together may take; between two looks
 
 
 class Alive(TorchDispatchMode):
@@ -36,7 +32,7 @@ class Alive(TorchDispatchMode):
         self.made: dict[int, Any] = {}  # address of a storage -> a weak reference to it
         self.limit, self.most, self.off = limit, 0, False
         self.given: list[torch.Tensor] = []
-        self.patience = PATIENCE  # seconds that all waiting together may take
+        self.patience = PATIENCE
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,61 +116,3 @@ def _inside_comm() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-@contextlib.contextmanager
-def no_ready_made_fsdp() -> Iterator[None]:
-    """In a rank: whoever uses torch's FSDP in this block is told to build it. (picolib's is known by its collectives.)
-
-    Where it has not been imported yet, which takes a second, its import is what is refused.
-    """
-    loaded = sys.modules.get(f"{TORCHS}._fully_shard._fsdp_param_group")
-    if loaded is None:
-        sys.meta_path.insert(0, _NoImport())
-        try:
-            yield
-        finally:
-            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _NoImport)]
-    else:
-        owners = (loaded.FSDPParamGroup, sys.modules[TORCHS].FullyShardedDataParallel)
-        originals = [owner.__init__ for owner in owners]
-        for owner in owners:
-            owner.__init__ = _refuse
-        try:
-            yield
-        finally:
-            for owner, original in zip(owners, originals, strict=True):
-                owner.__init__ = original
-
-
-def _refuse(*_: Any, **__: Any) -> None:
-    raise RuntimeError(
-        "torch's FSDP does what this exercise asks for (some more of torch's modules load it, too): here you write it "
-        "yourself, with the collectives of dist."
-    )
-
-
-class _NoImport:
-    def find_spec(self, name: str, *_: Any) -> None:
-        if name.startswith(TORCHS):
-            _refuse()
-
-
-def only(*allowed: frozenset[str], enough: str) -> Callable[[Any], str | None]:
-    """A rule: of all collectives only these. `enough` says which, in words. (`Exercise.allows` must hold all.)"""
-    names = frozenset().union(*allowed)
-
-    def rule(attempt: Any) -> str | None:
-        for rank, record in enumerate(attempt.ranks):
-            called = [name for name, *_ in record.collectives]
-            ready_made = next((name for name in called if name.startswith("parallel.")), None)
-            if ready_made:
-                return f"rank {rank} called picolib's own {ready_made}. Here you write it yourself, with collectives."
-            other = next((name for name in called if name in COLLECTIVES - names), None)
-            if other:
-                return f"rank {rank} called {other}; here {enough}."
-            if record.sends:
-                return f"rank {rank} sent messages of its own; here {enough}."
-        return None
-
-    return rule
