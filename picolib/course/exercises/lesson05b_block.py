@@ -22,7 +22,7 @@ from picolib.course.exercises.lesson05b_numbers import WEIGHTS, WIDTH, Whole, bl
 from picolib.course.exercises.lesson05b_told import gradient_fault, output_fault
 
 GATHERS, SCATTERS = ("all_gather_into_tensor", "all_gather"), ("reduce_scatter_tensor", "reduce_scatter")
-ONE_BY_ONE = 10  # tensors of one number for each own token: a norm makes three or four of them
+IN_TURN = 2  # numbers for each token of the group, of the three or four that a norm makes for each of its own
 HOW = "dist.all_gather_into_tensor, dist.reduce_scatter_tensor and one dist.all_reduce, in functions of your own"
 
 
@@ -101,9 +101,10 @@ def _kept_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None:
 
 
 def _region_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None:
-    """The norm has worked on all tokens: somewhere there is one number for each of them, or for each rank's in turn."""
+    """The norm has worked on all tokens: there is one number for each of them, in one tensor or one after the other."""
     sizes, tokens = attempt.outputs[rank]["steps"][step]["sizes"], whole.x.shape[0] * whole.x.shape[1]
-    in_turn = whole.ranks > 3 and sizes.get(str(tokens // whole.ranks), 0) >= ONE_BY_ONE
+    statistics = sum(int(size) * count for size, count in sizes.items() if tokens % int(size) == 0)
+    in_turn = whole.ranks > 3 and statistics >= IN_TURN * tokens
     if whole.ranks == 1 or not (str(tokens) in sizes or in_turn):
         return None
     return (
@@ -197,9 +198,10 @@ EXERCISE = Exercise(
         ("of the world group", "Ranks of other groups work on other tokens: hand group=group on to every collective."),
         (
             "output tensor size must be|input tensor.* must be the same size|output tensor must have|same type|invalid "
-            "tensor size|do not match|sizes? mismatch",
+            "tensor size|do not match|sizes? mismatch|outputShape",
             "Sizes: all-gather makes [t * n, b, h] of [n, b, h], reduce-scatter the other way round, with t the size "
-            "of the group, dist.get_world_size(group).",
+            "of the group, dist.get_world_size(group). Forward, gather in front of `up` and scatter behind `down`; "
+            "backward the other way round.",
         ),
     ),
     rules=(borrowed, only_the_three),

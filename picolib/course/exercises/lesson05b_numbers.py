@@ -23,16 +23,17 @@ def block_cases(world_size: int, seed: int) -> list[Case]:
     for number, groups in enumerate(GROUPS[world_size]):
         steps = 1 if world_size == 4 and number == 0 else 2 + seed % 2
         of_ranks: dict[int, dict] = {}
-        for ranks in groups:
-            of_ranks |= _group(ranks, steps, random)
+        first = int(torch.randint(2, 4, (), generator=random))
+        for tokens, ranks in zip((first, 5 - first), groups, strict=False):  # others in each group: nobody mixes them
+            of_ranks |= _group(ranks, tokens, steps, random)
         inputs = tuple((of_ranks[rank] | {"groups": groups},) for rank in range(world_size))
         made.append(Case("whole" if len(groups) == 1 else "groups", inputs, None))
     return made
 
 
-def _group(ranks: list[int], steps: int, random: torch.Generator) -> dict[int, dict]:
+def _group(ranks: list[int], tokens: int, steps: int, random: torch.Generator) -> dict[int, dict]:
     noise = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=random)  # noqa: E731
-    tokens, batch = (int(torch.randint(2, 4, (), generator=random)) for _ in range(2))
+    batch = int(torch.randint(2, 4, (), generator=random))
     norm = 1 + 0.5 * noise(WIDTH)
     return {
         rank: {

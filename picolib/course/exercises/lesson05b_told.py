@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from picolib.course.exercises.lesson05a_common import same
-from picolib.course.exercises.lesson05b_numbers import WEIGHTS, Whole, normalized
+from picolib.course.exercises.lesson05b_numbers import WEIGHTS, Whole, normalized, whole_of
 from picolib.course.words import apart, times
 
 SLICES = (
@@ -33,6 +33,8 @@ def output_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None
     at = int((got["y"] - right).abs().argmax())
     shown = apart(float(got["y"].flatten()[at]), float(right.flatten()[at]))
     why = next((text for wrong, text in _outputs(whole) if same(got["y"], wrong)), "")
+    if not why and torch.allclose(got["y"].double(), right, rtol=1e-4, atol=1e-4):
+        why = "It is nearly right: has it lost digits on the way? Keep the dtype of x."
     return f"the output is {shown[0]} at place {at}, where {shown[1]} is right. {why}".rstrip()
 
 
@@ -50,6 +52,10 @@ def _outputs(whole: Whole) -> Iterator[tuple[torch.Tensor, str]]:
         if place != whole.place:
             yield x + other, f"The MLP's part is that of other tokens: of number {place} of the group."
             yield whole.own(whole.x, place) + other, f"Those are the tokens of number {place} of the group."
+    yield whole.own(whole.normed) + mlp, "The residual connection adds x itself, and not the norm's output."
+    each = [whole.own(one, place) for place, one in enumerate(whole.summands)]
+    yield x + sum(each), "Summands of different tokens are added up: all tokens have to be gathered in front of `up`."
+    yield x + _hidden_gathered(whole), "The hidden numbers of each token are of one rank's columns: gather before `up`."
     for normed, text in _norms(whole):
         yield x + _mlp(whole, normed), text
     for act, name in ((F.relu, "ReLU"), (F.silu, "SiLU"), (lambda z: z, "no GeLU at all")):
@@ -63,11 +69,26 @@ def _norms(whole: Whole) -> Iterator[tuple[torch.Tensor, str]]:
     yield x, "It lacks the norm."
     yield normalized(x, one), "The norm lacks its weight."
     yield F.layer_norm(x, x.shape[-1:], whole.norm), "That is LayerNorm, and RMSNorm is asked for."
+    summed = f"The norm's weight is {times(whole.ranks)} too big: its gradient is summed, in the backward pass only."
+    yield normalized(x, whole.ranks * whole.norm), summed
+    for eps in (1e-5, None, 1e-8, 1e-12):
+        yield F.rms_norm(x, x.shape[-1:], whole.norm, eps), "The norm's eps is 1e-6."
+
+
+def _hidden_gathered(whole: Whole) -> torch.Tensor:
+    hidden = F.gelu(F.linear(whole.own(whole.normed), whole.weights[whole.place]["up"]))
+    return sum(F.linear(hidden, w["down"]) for w in whole.weights)
 
 
 def _mlp(whole: Whole, normed: torch.Tensor, act: Any = F.gelu) -> torch.Tensor:
     summands = (F.linear(act(F.linear(normed, w["up"])), w["down"]) for w in whole.weights)
     return whole.own(sum(summands))
+
+
+def everywhere(attempt: Any, step: int) -> torch.Tensor:
+    """The norm's gradients of all groups, added up."""
+    groups = attempt.case.inputs[0][0]["groups"]
+    return sum(whole_of(attempt, ranks[0], step).rights()["norm"] for ranks in groups)
 
 
 def gradient_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None:
@@ -77,6 +98,8 @@ def gradient_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | No
         if same(got[name], rights[name]):
             continue
         head = f"the output is right, but the gradient of `{name}` is wrong."
+        if name == "norm" and same(got[name], everywhere(attempt, step)):
+            return f"{head} It is the sum over all groups: their norms are others. Hand group=group on to all_reduce."
         if step:
             head = f"step {step + 1}, with the same weights: {head}"
         return f"{head} {_why(name, got[name], rights[name], whole, step)}".rstrip()
@@ -105,6 +128,11 @@ def _weights_guesses(name: str, whole: Whole) -> Iterator[tuple[torch.Tensor, st
     place = WEIGHTS.index(name) - 1
     alone = torch.zeros_like(whole.grad)
     whole.own(alone)[:] = whole.own(whole.grad)
+    mine = [whole.own(whole.grad)] * whole.ranks
+    yield (
+        whole.weight_gradients(torch.cat(mine))[place],
+        "This rank's gradients stand in for those of the others: the reduce-scatter's backward is an all-gather.",
+    )
     yield (
         whole.weight_gradients(alone)[place],
         (
@@ -119,6 +147,9 @@ def _guesses(name: str, whole: Whole, step: int) -> Iterator[tuple[torch.Tensor,
     means = f"The MLP's part is exactly {times(n)} too small: shares are added up, not averaged."
     if name == "x":
         yield whole.x_gradient(mine), SLICES
+        yield whole.x_gradient(mine * n), SLICES
+        mixed = sum(whole.own(sum(whole.shares), place) for place in range(n))
+        yield whole.x_gradient(mixed), "Gradients of different tokens are added up: only the norm's weight needs a sum."
         yield whole.x_gradient(total / n), means
         yield whole.x_gradient(total * n), f"The MLP's part is exactly {times(n)} too big: is it summed twice?"
         yield whole.x_gradient(total) - whole.own(whole.grad), "It lacks the residual connection's part."

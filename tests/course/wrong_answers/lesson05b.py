@@ -233,6 +233,97 @@ def nothing_sent(x, norm, up, down, group):
     return x + mlp(rms(x, norm), up, down)
 
 
+@right("5.5", "tokens flattened, one hook on the weight, however often it is called")
+def flattened(x, norm, up, down, group):
+    if not norm._backward_hooks:
+        norm.register_hook(lambda grad: summed(grad, group))
+    tokens, batch, width = x.shape
+    whole = GATHER(rms(x, norm).flatten(1), group).view(-1, width)
+    return SCATTER((F.gelu(whole @ up.T) @ down.T).view(-1, batch * width), group).view(tokens, batch, width) + x
+
+
+@wrong("5.5", "slices, times t", "backward slices")
+def slices_times_t(x, norm, up, down, group):
+    enter = pair(gathered, lambda grad, group: own(grad, group) * dist.get_world_size(group))
+    return x + SCATTER(mlp(enter(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+def repeated(x, group):
+    return x.repeat(dist.get_world_size(group), 1, 1)
+
+
+@wrong("5.5", "its own gradients repeated instead of gathered", "stand in for those of the others")
+def gradients_repeated(x, norm, up, down, group):
+    leave = pair(scattered, repeated)
+    return x + leave(mlp(GATHER(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "its own tokens repeated instead of gathered", "Summands of different tokens are added up")
+def tokens_repeated(x, norm, up, down, group):
+    enter = pair(repeated, scattered)
+    return x + SCATTER(mlp(enter(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "hidden numbers gathered instead of tokens", "of one rank's columns")
+def hidden_gathered(x, norm, up, down, group):
+    hidden = F.gelu(F.linear(rms(x, SUMMED(norm, group)), up))
+    return x + SCATTER(F.linear(GATHER(hidden, group), down), group)
+
+
+@wrong("5.5", "the gradient of the norm's output summed", "Gradients of different tokens are added up")
+def output_summed(x, norm, up, down, group):
+    return x + SCATTER(mlp(GATHER(SUMMED(rms(x, norm), group), group), up, down), group)
+
+
+@wrong("5.5", "the norm's weight summed in the forward pass", "in the backward pass only")
+def weight_summed(x, norm, up, down, group):
+    return x + SCATTER(mlp(GATHER(rms(x, pair(summed, same)(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "the norm's sum over the whole world", "the sum over all groups", "group=group")
+def summed_over_the_world(x, norm, up, down, group):
+    over_all = pair(same, lambda grad, _: summed(grad, None))
+    return x + SCATTER(mlp(GATHER(rms(x, over_all(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "another eps", "eps is 1e-6")
+def another_eps(x, norm, up, down, group):
+    normed = F.rms_norm(x, x.shape[-1:], SUMMED(norm, group))
+    return x + SCATTER(mlp(GATHER(normed, group), up, down), group)
+
+
+@wrong("5.5", "the norm's output in the residual connection", "adds x itself")
+def normed_residual(x, norm, up, down, group):
+    normed = rms(x, SUMMED(norm, group))
+    return normed + SCATTER(mlp(GATHER(normed, group), up, down), group)
+
+
+@wrong("5.5", "half of the digits on the way", "nearly right", "dtype of x")
+def fewer_digits(x, norm, up, down, group):
+    enter = pair(lambda x, group: gathered(x.float(), group).double(), scattered)
+    return x + SCATTER(mlp(enter(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "the norm after the all-gather, token by token", "the norm works on all")
+def token_by_token(x, norm, up, down, group):
+    weight = SUMMED(norm, group)
+    return x + SCATTER(mlp(torch.stack([rms(one, weight) for one in GATHER(x, group)]), up, down), group)
+
+
+@wrong("5.5", "reduce-scatter first, all-gather behind", "gather in front of `up`")
+def other_way_round(x, norm, up, down, group):
+    return x + GATHER(mlp(SCATTER(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "a second all-gather instead of the backward's reduce-scatter", "2 all-gathers; 1 is right")
+def gathers_gradients(x, norm, up, down, group):
+    def backward(grad, group):
+        shares = gathered(grad, group).view(dist.get_world_size(group), *grad.shape)
+        return own(shares.sum(0), group).clone()
+
+    return x + SCATTER(mlp(pair(gathered, backward)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
 # 5.6 twin masks
 
 
