@@ -60,7 +60,7 @@ class Parts(dict[str, Any]):
     def report(self) -> str:
         """A line: what of yours ran, what stood idle, and what is missing."""
         used = [f"{_called(name)} {_times(self.calls[name])}" for name in PARTS if self.calls[name]]
-        idle = [_called(name) for name in PARTS if name in self and not self.calls[name]]
+        idle = [PARTS[name] for name in PARTS if name in self and not self.calls[name]]
         missed = [_called(name) for name in PARTS if name in self.missed]
         text = f"Yours in this run: {', '.join(used) or 'nothing'}."
         text += f" Not called: {', '.join(idle)}." if idle else ""
