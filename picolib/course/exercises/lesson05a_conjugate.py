@@ -162,20 +162,34 @@ def _fault(attempt: Any, number: int, name: str, rank: int) -> str | None:
     if got["y"].dtype != y.dtype:
         return f"{head}(x) is of {_dtype(got['y'])}, and x of {_dtype(y)}: keep the dtype, as x.clone() does."
     if not same(got["y"], y):
-        return f"{head}(x) is {_text(attempt, got['y'])}, and {_text(attempt, y)} is right. " + _why_forward(
-            name, got["y"], x, y, attempt.world_size
-        )
+        why = _of_one(attempt, number, name, "y") or _why_forward(name, got["y"], x, y, attempt.world_size)
+        return f"{head}(x) is {_text(attempt, got['y'])}, and {_text(attempt, y)} is right. {why}"
     if not got["fits"] or got["x"] is None:
         return f"{head}(x) has no graph, so x gets no gradient: return the class's apply(x), and both passes with it."
     if not same(got["x"], gradient):
         shown = f"{head}: the gradient of x is {_text(attempt, got['x'])}, and {_text(attempt, gradient)} is right. "
-        return shown + _why_backward(name, got["x"], grad, gradient, attempt.world_size)
+        return shown + (
+            _of_one(attempt, number, name, "x") or _why_backward(name, got["x"], grad, gradient, attempt.world_size)
+        )
     if not got["kept"][1]:
         return (
             f"{head}'s backward pass has changed the gradient that it was given, which others may be using: all_reduce "
             "adds up in place, so give it a copy, grad.clone()."
         )
     return None
+
+
+def _of_one(attempt: Any, number: int, name: str, what: str) -> str:
+    """What to say where all ranks hold the same, which is what one of them gave; empty where not."""
+    given = [inputs[0][number][name][what == "x"] for inputs in attempt.case.inputs]
+    held = [output["rounds"][number][name][what] for output in attempt.outputs]
+    if attempt.case.kind != "powers" or any(one is None or not same(one, held[0]) for one in held):
+        return ""
+    whose = next((rank for rank, one in enumerate(given) if same(held[0], one)), None)
+    others = any(not same(one, given[0]) for one in given)
+    return (
+        f"All ranks hold what rank {whose} gave: an all-reduce adds up, op=SUM." if whose is not None and others else ""
+    )
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -26,6 +26,9 @@ LAYOUTS = (  # query heads, key-value heads, numbers of a head, ranks
     (8, 2, 4, 4),
     (12, 3, 2, 6),
     (6, 3, 4, 1),
+    (4, 1, 3, 4),
+    (12, 12, 5, 12),
+    (22, 22, 2, 22),  # in floats 15 / 22 * 22 is less than 15
 )
 WIDTH = 6
 KINDS = ("query", "key", "value")
@@ -77,10 +80,13 @@ class Layout(NamedTuple):
 
 
 def heads_cases(world_size: int, seed: int) -> list[Case]:
-    """All layouts, each for all of its ranks; in the first ones there are at most as many ranks as key-value heads."""
+    """All layouts, each for all of its ranks; in the first ones there are at most as many ranks as key-value heads.
+
+    Two more are drawn.
+    """
     random = generator(seed, world_size)
     made = []
-    for heads, kv_heads, dim, ranks in LAYOUTS:
+    for heads, kv_heads, dim, ranks in (*LAYOUTS, _drawn(random), _drawn(random)):
         for rank in dict.fromkeys((0, ranks - 1, *range(ranks))):  # the outer ones first: they tell most
             qkv = torch.randn((heads + 2 * kv_heads) * dim, WIDTH, generator=random)
             o = torch.randn(WIDTH, heads * dim, generator=random)
@@ -88,11 +94,20 @@ def heads_cases(world_size: int, seed: int) -> list[Case]:
     return made
 
 
+def _drawn(random: torch.Generator) -> tuple[int, int, int, int]:
+    """A layout in which of the key-value heads and the ranks one divides the other."""
+    draw = lambda most: int(torch.randint(1, most + 1, (1,), generator=random))  # noqa: E731
+    few, more, group, dim = draw(3), draw(3), draw(4), 1 + draw(5)
+    kv_heads, ranks = (few, few * more) if draw(2) == 1 else (few * more, few)
+    return few * more * group, kv_heads, dim, ranks
+
+
 def ask(fn: Any, arguments: tuple) -> dict[str, Any]:
     """In a rank: the two parts, and of which rows and columns they are made."""
     qkv, o, *sizes = arguments
+    given = [tensor.clone().requires_grad_() * 1 for tensor in (qkv, o)]  # changing it in place is possible, and seen
     with calls_into(*READY_MADE) as called:
-        said = fn(qkv.clone(), o.clone(), *sizes)
+        said = fn(*given, *sizes)
     result: dict[str, Any] = {
         "said": None,
         "shapes": [],
@@ -103,9 +118,27 @@ def ask(fn: Any, arguments: tuple) -> dict[str, Any]:
         result["shapes"] = [list(part.shape) for part in said]
         result["said"] = [_places(said[0], qkv), _places(said[1].T, o.T) if said[1].dim() == 2 else None]
         result["o_rows"] = _places(said[1], o) is not None
+        result["swapped"] = _places(said[1], qkv) is not None
+        result["odd"] = _odd(said, given, (qkv, o))
     else:
         result["kind"] = type(said).__name__
     return result
+
+
+def _odd(said: Sequence[torch.Tensor], given: Sequence[torch.Tensor], was: Sequence[torch.Tensor]) -> str:
+    """What is wrong with parts though the numbers are right; empty where nothing is."""
+    for name, part, tensor, before in zip(("qkv", "o"), said, given, was, strict=True):
+        if not torch.equal(tensor.detach(), before):
+            return f"`{name}` has changed: others use it, too. Take parts, and leave the rest."
+        if part.dtype != before.dtype:
+            kinds = [str(dtype).removeprefix("torch.") for dtype in (part.dtype, before.dtype)]
+            return f"the part of {name} is of {kinds[0]}, and {name} of {kinds[1]}: keep the dtype."
+        if not part.requires_grad:
+            return (
+                f"the part of {name} has no graph, so {name} would get no gradient in training: slices and torch.cat "
+                "keep it; detach, numpy, .data and a new torch.tensor don't."
+            )
+    return ""
 
 
 def _places(part: torch.Tensor, whole: torch.Tensor) -> list[int] | None:
@@ -113,7 +146,7 @@ def _places(part: torch.Tensor, whole: torch.Tensor) -> list[int] | None:
     if part.dim() != 2 or part.shape[1] != whole.shape[1]:
         return None
     known = {tuple(row): number for number, row in enumerate(whole.tolist())}
-    found = [known.get(tuple(row)) for row in part.detach().tolist()]
+    found = [known.get(tuple(row)) for row in part.detach().tolist()]  # floats survive the way to lists and back
     return None if None in found else found  # type: ignore[return-value]
 
 
@@ -124,7 +157,7 @@ def judge_heads(attempt: Any) -> str | None:
     output = attempt.outputs[0]
     if output["said"] is None:
         return f"your function must return two tensors, parts of qkv and of o, not {output['kind']}."
-    text = _rows_fault(layout, output) or _columns_fault(layout, output)
+    text = _rows_fault(layout, output) or _columns_fault(layout, output) or output["odd"]
     return f"{layout}{text}" if text else None
 
 
@@ -134,6 +167,8 @@ def _rows_fault(layout: Layout, output: dict) -> str | None:
         return None
     if rows is None:
         shown = output["shapes"][0]
+        if output["swapped"]:
+            return "the two parts are swapped: that of qkv comes first, then that of o."
         return (
             f"the first part, of shape {shown}, is not made of whole rows of qkv. Heads stand in its rows (output "
             f"features); each row has all {WIDTH} input features."
@@ -213,7 +248,9 @@ def _wrong_heads(layout: Layout, rows: Sequence[int]) -> str | None:
 
 def _order(layout: Layout, rows: Sequence[int]) -> str | None:
     if sorted(rows) != sorted(layout.rows()):
-        return None if len(set(rows)) == len(rows) else "some rows are there more than once."
+        if len(set(rows)) == len(rows):
+            return None
+        return "some rows are there more than once. A key-value head that several of its query heads ask is there once."
     return (
         "the part has the right rows in another order: query heads first, then key heads, then value heads, as in qkv."
     )
@@ -253,6 +290,13 @@ EXERCISE = Exercise(
     judge=judge_heads,
     sizes=(1,),
     allows=frozenset({"barrier"}),
+    raised=(
+        (
+            r"split_with_sizes|split_sizes|sum exactly",
+            "How many numbers has a head? h need not be heads * d: d is len(qkv) // (heads + 2 * kv_heads), or "
+            "o.shape[1] // heads.",
+        ),
+    ),
     rules=(borrowed,),
     verified="whole heads, each query with its key and value, also on more ranks than key-value heads",
     hints=(
