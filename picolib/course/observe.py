@@ -131,7 +131,8 @@ def _operator(original: Callable, notebook: Notebook) -> Callable:
     def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
         is_packet = hasattr(operator, "_qualified_op_name")
         namespace, _, name = (operator._qualified_op_name if is_packet else operator.name()).partition("::")
-        if namespace in AS_OPERATORS and sys._getframe(1).f_code.co_name != "__torch_dispatch__":
+        again = sys._getframe(1).f_code.co_name in ("__torch_dispatch__", "__torch_function__")  # a mode goes on
+        if namespace in AS_OPERATORS and not again:
             known = _plain_name(name.partition(".")[0])
             if known:
                 tensors = _tensors_in(args[0] if args else None)
