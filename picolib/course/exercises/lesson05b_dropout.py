@@ -31,7 +31,7 @@ def dropout_cases(world_size: int, seed: int) -> list[Case]:
     made = []
     for groups in GROUPS[world_size]:
         shape, seeds = SHAPES[draw(len(SHAPES))], [draw(1 << 40) for _ in range(2 * len(groups))]
-        cut = [True, False, True, True, False, *(bool(draw(2)) for _ in range(3))]
+        cut = [True, False, True, True, False, True, True, True, bool(draw(2))]
         whole = 1 + torch.rand(shape, generator=random)
         given = {"groups": groups, "p": RATES[draw(len(RATES))], "cut": cut, "back": 2 + draw(3), "shape": list(shape)}
         inputs = []

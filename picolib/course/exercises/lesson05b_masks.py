@@ -48,31 +48,45 @@ def _name(attempt: Any, call: int) -> str:
 def _value_fault(attempt: Any, rank: int) -> str | None:
     """Each number is dropped or kept and scaled, as many as p says, and so are gradients."""
     given = attempt.case.inputs[rank][0]
-    p, dropped, count = given["p"], 0, 0
     for run in attempt.outputs[rank]["runs"]:
         xs = given["x"][given["back"] :] if run == "back" else given["x"]
         for call, x in zip(_calls(attempt, rank, run), xs, strict=True):
-            y = call["y"]
-            if y is None:
+            if call["y"] is None:
                 return f"your function must return a tensor like x, {given['shape']}, not {call['kind']}."
-            text = _scale_fault(x, y, call["gradient"], p)
+            text = _scale_fault(x, call["y"], call["gradient"], given["p"])
             if text:
                 return text
-        if run == "first":
-            masks = torch.stack(_masks(attempt, rank))
-            dropped, count = int((~masks).sum()), masks.numel()
-    if abs(dropped - p * count) > SIGMAS * (count * p * (1 - p)) ** 0.5:
+    return _rate_fault(torch.stack(_masks(attempt, rank)), given["p"])
+
+
+def _rate_fault(masks: torch.Tensor, p: float) -> str | None:
+    dropped, count, neighbours = int((~masks).sum()), masks.numel(), masks[:, 1:] == masks[:, :-1]
+    rate = dropped / count
+    # Pairs of neighbours overlap, so their count varies more than that of independent ones: 1.4 times at most.
+    if _unlikely(int(neighbours.sum()), neighbours.numel(), rate * rate + (1 - rate) * (1 - rate), 1.5 * SIGMAS):
+        return "neighbours are dropped together, or one instead of the other: each number has a chance of its own."
+    if _unlikely(dropped, count, p):
         return f"with p = {p} {dropped} of {count} numbers are dropped: about {p * count:.0f} are right."
     return None
 
 
+def _unlikely(found: int, count: int, chance: float, sigmas: float = SIGMAS) -> bool:
+    return abs(found - chance * count) > sigmas * (count * chance * (1 - chance)) ** 0.5
+
+
 def _scale_fault(x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor | None, p: float) -> str | None:
     kept = y != 0
+    if torch.allclose(y, x):
+        return f"nothing is dropped, with p = {p}."
     if not torch.allclose(y[kept], x[kept] / (1 - p), rtol=1e-4):
         if torch.allclose(y[kept], x[kept], rtol=1e-4):
             return f"what is kept must be divided by 1 - p = {1 - p:g}, so that the mean stays: as F.dropout does."
+        if torch.allclose(y[kept], x[kept] / p, rtol=1e-4):
+            return f"p = {p} is the share that is dropped, as in F.dropout, and not the one that is kept."
         return "what is kept must be x / (1 - p), and what is dropped 0: as F.dropout does."
-    if gradient is None or not torch.allclose(gradient, kept / (1 - p), rtol=1e-4):
+    if gradient is None:
+        return "values are right, but x gets no gradient: use x itself, without detach, data or no_grad."
+    if not torch.allclose(gradient, kept / (1 - p), rtol=1e-4):
         return "values are right, but the gradient of x is not 1 / (1 - p) where it is kept and 0 where it is dropped."
     return None
 
@@ -161,16 +175,22 @@ def _moved(attempt: Any, ranks: Sequence[int]) -> str | None:
 
 
 def _alike(attempt: Any, ranks: Sequence[int]) -> str | None:
-    """Where cut, two ranks agree more often than chance says."""
+    """Where cut, two ranks agree more or less often than chance says, or always drop equally many."""
     p, cut = attempt.case.inputs[0][0]["p"], _cut(attempt)
-    chance = p * p + (1 - p) * (1 - p)
     for one, other in itertools.combinations(ranks, 2):
-        masks = [torch.cat([m for m, c in zip(_masks(attempt, rank), cut, strict=True) if c]) for rank in (one, other)]
-        agree, count = int((masks[0] == masks[1]).sum()), len(masks[0])
-        if abs(agree - chance * count) > SIGMAS * (count * chance * (1 - chance)) ** 0.5:
+        masks = [
+            torch.stack([m for m, c in zip(_masks(attempt, rank), cut, strict=True) if c]) for rank in (one, other)
+        ]
+        agree, count, chance = int((masks[0] == masks[1]).sum()), masks[0].numel(), p * p + (1 - p) * (1 - p)
+        if _unlikely(agree, count, chance):
             return (
                 f"where x is cut, ranks {one} and {other} do the same to {agree} of {count} numbers, and independent "
                 f"masks do so to about {chance * count:.0f}: a part of their masks is common."
+            )
+        if torch.equal(masks[0].sum(1), masks[1].sum(1)):
+            return (
+                f"where x is cut, ranks {one} and {other} drop equally many numbers in each of {len(masks[0])} calls: "
+                "is it one mask in another order? Independent masks differ in that, too."
             )
     return None
 

@@ -1,5 +1,7 @@
 """Answers to the exercises of sitting 05B."""
 
+import random
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -371,6 +373,13 @@ def by_state(x, p, cut, group):
     return y
 
 
+@right("5.6", "everybody's dropouts one after the other")
+def one_after_the_other(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    return [F.dropout(x, p) for _ in range(dist.get_world_size(group))][dist.get_rank(group)]
+
+
 @wrong("5.6", "as given", "call 1 (cut): ranks 0 and 1 of one group drop the same numbers: twins")
 def as_given(x, p, cut, group):
     if cut:
@@ -529,6 +538,56 @@ def one_place_further(x, p, cut, group):
     mask = F.dropout(x.new_ones(x.numel() + dist.get_world_size(group)), p)
     own = mask[dist.get_rank(group) :][: x.numel()]
     return x * own.view(x.shape)
+
+
+@wrong("5.6", "one mask, rolled by the rank", "one mask in another order")
+def rolled(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    return x * F.dropout(torch.ones_like(x), p).flatten().roll(10 * dist.get_rank(group)).view(x.shape)
+
+
+@wrong("5.6", "one mask, its numbers used the other way round on odd ranks", "twins")
+def other_way_on_odd_ranks(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    chance = torch.rand(x.shape)
+    return x * ((chance if dist.get_rank(group) % 2 else 1 - chance) >= p) / (1 - p)
+
+
+@wrong("5.6", "whole rows dropped", "neighbours are dropped together")
+def whole_rows(x, p, cut, group):
+    rows = common_number(torch.ones(x.numel() // 4), p, cut, group)
+    return x * rows.repeat_interleave(4).view(x.shape)
+
+
+@wrong("5.6", "p is what is kept", "the share that is dropped")
+def p_is_kept(x, p, cut, group):
+    return common_number(x, 1 - p, cut, group)
+
+
+@wrong("5.6", "without training", "nothing is dropped")
+def without_training(x, p, cut, group):
+    return F.dropout(x, p, training=False)
+
+
+@wrong("5.6", "detached", "x gets no gradient")
+def dropout_detached(x, p, cut, group):
+    return common_number(x.detach(), p, cut, group)
+
+
+@wrong("5.6", "the number drawn inside fork_rng", "same number at each call")
+def drawn_inside(x, p, cut, group):
+    if not cut:
+        return F.dropout(x, p)
+    with torch.random.fork_rng():
+        torch.manual_seed(drawn() + dist.get_rank(group))
+        return F.dropout(x, p)
+
+
+@wrong("5.6", "Python's random numbers", "no generator that goes on by itself")
+def pythons(x, p, cut, group):
+    return seeded_dropout(x, p, random.randrange(1 << 40)) if cut else F.dropout(x, p)
 
 
 # 5.7 where does TP live
