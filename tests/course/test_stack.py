@@ -117,6 +117,31 @@ def test_what_the_exercises_leave_open_is_done_for_them(workspace):
         assert ("ring_all_reduce (2.4) once" in found.stdout[0]) == (op != dist.ReduceOp.MAX and bool(values))
 
 
+def sent_around(numbers, src, values):
+    tensor = torch.tensor(values) if dist.get_rank() == src else torch.zeros(len(values), dtype=numbers)
+    tensor = tensor.to(numbers)
+    dist.broadcast(tensor, src)
+    total, pieces = tensor * 10 ** dist.get_rank(), torch.arange(3 * 2) + dist.get_rank()
+    picolib.comm.all_reduce(total)
+    part, whole = torch.empty(2, dtype=pieces.dtype), torch.empty(6, dtype=pieces.dtype)
+    dist.reduce_scatter_tensor(part, pieces)
+    picolib.comm.all_gather_into_tensor(whole, part)
+    return tensor.tolist(), total.tolist(), whole.tolist()
+
+
+@pytest.mark.parametrize("numbers, src", [(torch.float32, 0), (torch.int64, 0), (torch.float64, 1)])
+def test_the_stretch_exercises_have_their_places_too(workspace, numbers, src):
+    save(workspace, "pipelined_broadcast", "bruck_all_gather", "ring_reduce_scatter", "halving_doubling")
+    for values in ([1.0, 2.0, 3.0], [4.0] * 16):
+        found = picolib.run(sent_around, 3, numbers, src, values, use="mine")
+        assert list(found) == [(values, [111 * v for v in values], [3, 6, 9, 12, 15, 18])] * 3
+        used = found.stdout[0].partition("Not called")[0]
+        assert ("pipelined_broadcast (2.10) once" in used) == (src == 0)
+        assert "ring_reduce_scatter (2.3) once" in used and "bruck_all_gather (2.12) once" in used
+    found = picolib.run(reduced, 4, [1], dist.ReduceOp.SUM, False, use="mine")
+    assert list(found) == [[[1111]]] * 4 and "halving_doubling (2.11) once" in found.stdout[0]
+
+
 def in_a_pair():
     pair = dist.new_group([1, 2])
     tensor = torch.tensor([10.0 ** dist.get_rank()])

@@ -264,6 +264,14 @@ def test_a_part_that_was_spoilt_by_hand_is_told_so(workspace, name, body, said):
         picolib.run(clipping, 2, use="mine")
 
 
+def test_a_prefetch_that_waits_for_ever_is_a_deadlock_that_is_explained(workspace):
+    save(workspace, "prefetched")
+    body = "def prefetched(shards, order, compute):\n    dist.recv(shards[0], src=1 - dist.get_rank())\n"
+    (workspace / "mine" / "prefetched.py").write_text(HEAD + body)
+    with pytest.raises(picolib.DeadlockError, match=r"(?s)rank 0 waits.*recv.*prefetched\.py"):
+        picolib.run(clipping, 2, use="mine")
+
+
 def test_a_part_that_was_changed_after_it_had_passed_is_named(workspace):
     def wrap(module, group):
         for parameter in module.parameters():

@@ -9,6 +9,7 @@ as far as you have built it: the functions that passed their checks, from `works
                                                  and recursive_doubling (2.6) for short tensors
     ….reduce_scatter_tensor                      ring_reduce_scatter (2.3)
     ….all_gather_into_tensor                     bruck_all_gather (2.12)
+    ….broadcast from rank 0                      pipelined_broadcast (2.10)
     picolib.DistributedDataParallel              wrap (3.1), and overlap (3.4) or average_in_buckets (3.3)
     picolib.ZeroRedundancyOptimizer              zero1_step (4.1)
     picolib.fully_shard                          sharded_linear (4.4), forward (4.3), prefetched (4.5)

@@ -5,6 +5,7 @@ The exercises ask for the sum of a vector whose length N divides, in place. Call
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,9 @@ from picolib.course.stack.parts import Parts, is_the_world, wrong
 from picolib.parallel import ddp, fsdp, zero
 
 SHORT_BYTES = 4096  # up to here only the number of steps counts: recursive doubling, where it is yours
+BROADCAST_PARTS = 8  # of 2.10
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
-HOMES = (dist, dist.distributed_c10d, comm, comm.api)
+HOMES = (dist, dist.distributed_c10d)
 Collective = Callable[..., Any]
 
 
@@ -33,12 +35,23 @@ class Done:
 
 def install(parts: Parts) -> None:
     """Let `dist` and `comm` have your collectives, where yours can do what is asked for."""
-    yours = {"all_reduce": _all_reduce, "reduce_scatter_tensor": _reduce_scatter, "all_gather_into_tensor": _all_gather}
+    yours = {
+        "all_reduce": _all_reduce,
+        "reduce_scatter_tensor": _reduce_scatter,
+        "all_gather_into_tensor": _all_gather,
+        "broadcast": _broadcast,
+    }
     for name, make in yours.items():
-        for home in HOMES:
+        for home in (*HOMES, *_modules_of_comm_with(name)):
             setattr(home, name, make(parts, getattr(home, name)))
     for strategy in (ddp.wrapper, zero.optimizer, fsdp.api):
         strategy.settled_algorithm = _left_open(parts, strategy.settled_algorithm)  # type: ignore[attr-defined]
+
+
+def _modules_of_comm_with(name: str) -> list[Any]:
+    """The package and the module that defines it."""
+    inside = [module for path, module in sys.modules.items() if path.split(".")[:2] == ["picolib", "comm"]]
+    return [module for module in inside if vars(module).get(name) is getattr(comm, name)]
 
 
 def _left_open(parts: Parts, settled: Collective) -> Collective:
@@ -59,7 +72,7 @@ def _all_reduce(parts: Parts, librarys: Collective) -> Collective:
         if fitting is None:
             return librarys(tensor, op, group, async_op, **options)
         with torch.no_grad():
-            _sum(fitting, tensor.detach())
+            _in_place(fitting, tensor.detach(), dist.get_world_size())
             _finish(tensor.detach(), op)
         return Done() if async_op else None
 
@@ -105,6 +118,22 @@ def _all_gather(parts: Parts, librarys: Collective) -> Collective:
     return all_gather_into_tensor
 
 
+def _broadcast(parts: Parts, librarys: Collective) -> Collective:
+    def broadcast(
+        tensor: Any, src: Any = None, group: Any = None, async_op: bool = False, group_src: Any = None, **options: Any
+    ) -> Any:
+        from_the_first = (src, group_src) in ((0, None), (None, 0))
+        fits = from_the_first and _asks_for_a_sum(tensor, SUM, group, options) and tensor.dtype != torch.bool
+        yours = parts.get("pipelined_broadcast") if fits else None
+        if yours is None:
+            return librarys(tensor, src, group, async_op, group_src, **options)
+        with torch.no_grad():
+            _in_place(yours, tensor.detach(), BROADCAST_PARTS)
+        return Done() if async_op else None
+
+    return broadcast
+
+
 def _asks_for_a_sum(tensor: Any, op: Any, group: Any, options: dict[str, Any]) -> bool:
     """Whether the exercises cover this call; what they don't is the library's: other operations, smaller groups."""
     if not isinstance(tensor, torch.Tensor) or op not in (SUM, AVG) or not tensor.numel():
@@ -132,10 +161,10 @@ def _algorithm(parts: Parts, tensor: torch.Tensor) -> Any:
     return long or parts.wanted("ring_all_reduce")
 
 
-def _sum(algorithm: Any, tensor: torch.Tensor) -> None:
-    """In place, by an algorithm for vectors whose length the number of ranks divides: zeros fill up the rest."""
-    flat, n = tensor.reshape(-1), dist.get_world_size()
-    padded = torch.cat([flat, flat.new_zeros(-flat.numel() % n)])
+def _in_place(algorithm: Any, tensor: torch.Tensor, parts: int) -> None:
+    """By an algorithm for vectors whose length this number of parts divides: zeros fill up the rest."""
+    flat = tensor.reshape(-1)
+    padded = torch.cat([flat, flat.new_zeros(-flat.numel() % parts)])
     algorithm(padded)
     tensor.copy_(padded[: flat.numel()].view_as(tensor))
 

@@ -14,6 +14,7 @@ PARTS = {
     "ring_reduce_scatter": "2.3",
     "ring_all_reduce": "2.4",
     "recursive_doubling": "2.6",
+    "pipelined_broadcast": "2.10",
     "halving_doubling": "2.11",
     "bruck_all_gather": "2.12",
     "wrap": "3.1",
