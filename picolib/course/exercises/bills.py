@@ -44,11 +44,15 @@ def slow_motion(algorithm: str, n: int, size: int, alpha: float, beta: float) ->
     return replay.makespan(ranks, lambda count: alpha + beta * count)
 
 
+def steps_of(algorithm: str, n: int, size: int) -> tuple[int, float]:
+    """How many messages come one after the other, and the bytes of each."""
+    return (2 * (n - 1), size / n) if algorithm == "ring" else (log2(n), size)
+
+
 def formula_seconds(algorithm: str, n: int, size: int, alpha: float, beta: float) -> float:
     """The same from the formula: 2(N-1)·(alpha + beta·S/N), or log2 N·(alpha + beta·S)."""
-    if algorithm == "ring":
-        return 2 * (n - 1) * (alpha + beta * size / n)
-    return log2(n) * (alpha + beta * size)
+    steps, each = steps_of(algorithm, n, size)
+    return steps * (alpha + beta * each)
 
 
 def bill_cases(world_size: int, seed: int) -> list[Case]:
@@ -79,11 +83,30 @@ def judge_bill(attempt: Any) -> str | None:
 
 
 def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
-    n, size, alpha, beta = arguments
-    steps = 2 * (n - 1) if algorithm == "ring" else log2(n)
-    each = size / n if algorithm == "ring" else size
+    steps, each = steps_of(algorithm, *arguments[:2])
+    if not math.isfinite(said):
+        return "Seconds are a finite number: is something divided by 0, or infinite?"
+    if said < 0:
+        return f"A message takes alpha + beta·bytes: {steps} times that sum, in which nothing is subtracted."
+    if said == 0:
+        return "A bill is more than 0 seconds, a fraction of one here: no rounding to whole numbers."
+    guesses = _guesses(algorithm, *arguments)
+    close = next((text for value, text in guesses if value and abs(said - value) < 1e-3 * value), None)
+    if close:
+        return close
+    factor = said / measured if measured else 0.0
+    for unit in (1e3, 1e6, 1e9, 8.0):
+        if factor > 0 and (abs(factor / unit - 1) < 0.02 or abs(factor * unit - 1) < 0.02):
+            much = "much" if factor > 1 else "little"
+            return f"Units: it is {times(unit)} too {much}. alpha is in seconds, beta in seconds per byte."
+    return f"The steps are {steps}, one after the other, and a message of {each:,.0f} bytes takes alpha + beta·bytes."
+
+
+def _guesses(algorithm: str, n: int, size: int, alpha: float, beta: float) -> list[tuple[float, str]]:
+    """Bills that come of known mistakes, and what to say."""
+    steps, each = steps_of(algorithm, n, size)
     other = next(a for a in ALGORITHMS if a != algorithm)
-    guesses = (
+    return [
         (formula_seconds(other, n, size, alpha, beta), f"That is the bill of {other}."),
         (
             steps / (n - 1) * n * (alpha + beta * each),
@@ -114,22 +137,7 @@ def _why(algorithm: str, said: float, measured: float, arguments: tuple) -> str:
         (steps * beta * each, "alpha is missing: each message pays it."),
         (steps * (alpha + each / beta), "Units: beta is seconds per byte, so multiply by it."),
         (steps * (alpha + 8 * beta * each), "Units: beta is per byte, not per bit."),
-    )
-    if not math.isfinite(said):
-        return "Seconds are a finite number: is something divided by 0, or infinite?"
-    if said < 0:
-        return f"A message takes alpha + beta·bytes: {steps} times that sum, in which nothing is subtracted."
-    if said == 0:
-        return "A bill is more than 0 seconds, a fraction of one here: no rounding to whole numbers."
-    close = next((text for value, text in guesses if value and abs(said - value) < 1e-3 * value), None)
-    if close:
-        return close
-    factor = said / measured if measured else 0.0
-    for unit in (1e3, 1e6, 1e9, 8.0):
-        if factor > 0 and (abs(factor / unit - 1) < 0.02 or abs(factor * unit - 1) < 0.02):
-            much = "much" if factor > 1 else "little"
-            return f"Units: it is {times(unit)} too {much}. alpha is in seconds, beta in seconds per byte."
-    return f"The steps are {steps}, one after the other, and a message of {each:,.0f} bytes takes alpha + beta·bytes."
+    ]
 
 
 EXERCISE = Exercise(

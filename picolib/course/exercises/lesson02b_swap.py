@@ -97,17 +97,11 @@ def _is_call(node: ast.AST, *names: str) -> bool:
 
 
 def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
+    """Why a number on this rank is not the sum of the ranks' numbers for that name."""
+    text = _never_summed(attempt, rank, name, value)
+    if text:
+        return text
     n = attempt.world_size
-    own = float(attempt.inputs()[rank][name])
-    given = [float(metrics[name]) for metrics in attempt.inputs()]
-    if n > 1 and len(attempt.ranks[rank].reductions) >= len(attempt.case.expected[rank]) and value == min(given):
-        return f"`{name}` on rank {rank} is the smallest of the ranks' numbers. Is the operation a sum?"
-    if value == own:
-        return f"`{name}` on rank {rank} is still its own: it was never reduced."
-    if not any(call[0] == "all_reduce" for call in attempt.ranks[rank].collectives):
-        return (
-            f"`{name}` on rank {rank} is {value:.6g}, but 0 all-reduces were called: only they bring what others have."
-        )
     number = digits.read(value, n) if attempt.case.kind == "digits" else None
     if number and set(number.counts) == {1} and number.place is not None:  # all from one metric
         return f"`{name}` on rank {rank} is the sum of `{METRICS[number.place]}`: look at which sum gets which name."
@@ -128,6 +122,21 @@ def _mixed(attempt: Any, rank: int, name: str, value: float) -> str:
     verb = "is" if len(lacking) == 1 else "are"
     who = f": {ranks_text(lacking)} {verb} missing. Is the operation a sum?" if lacking else "."
     return f"`{name}` on rank {rank} is `{shown}`, where {every}{who}"
+
+
+def _never_summed(attempt: Any, rank: int, name: str, value: float) -> str | None:
+    """It is a number of one rank's, or was made without an all-reduce."""
+    given = [float(metrics[name]) for metrics in attempt.inputs()]
+    reductions, metrics = len(attempt.ranks[rank].reductions), len(attempt.case.expected[rank])
+    if len(given) > 1 and reductions >= metrics and value == min(given):
+        return f"`{name}` on rank {rank} is the smallest of the ranks' numbers. Is the operation a sum?"
+    if value == given[rank]:
+        return f"`{name}` on rank {rank} is still its own: it was never reduced."
+    if not any(call[0] == "all_reduce" for call in attempt.ranks[rank].collectives):
+        return (
+            f"`{name}` on rank {rank} is {value:.6g}, but 0 all-reduces were called: only they bring what others have."
+        )
+    return None
 
 
 EXERCISE = Exercise(
