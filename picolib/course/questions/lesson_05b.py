@@ -8,7 +8,7 @@ QUESTIONS = (
         "The tokens are gathered in front of the columns. What is the backward pass of this all-gather?",
         (
             Answer("each rank takes its own slice of the gradient", "that holds what its own columns say, a summand."),
-            Answer("nothing, as for f forward", "the gradient has all tokens, and a rank owns some of them."),
+            Answer("nothing, it only copied", "the gradient has all tokens, and a rank owns some of them."),
             Answer(
                 "a reduce-scatter",
                 "all ranks' columns have used my tokens: their gradients are summed, and I keep my tokens' part.",
