@@ -16,6 +16,9 @@ from picolib.comm.engine import Work, poll
 from picolib.comm.messages import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from picolib.comm.traffic import bytes_sent, messages_sent
 
+# From here on these names are the functions, not the modules of the same name (all_reduce.py and others): whoever is
+# imported later finds an algorithm by `from picolib.comm.all_reduce import ring`.
+
 # torch has two names for these: the older one above, and the newer one.
 all_gather_single = all_gather_into_tensor
 reduce_scatter_single = reduce_scatter_tensor
