@@ -10,6 +10,7 @@ from picolib.course.widgets import (
     bucket_explorer,
     cost_explorer,
     deadlock_explorer,
+    link_explorer,
     memory_explorer,
     stepper,
     token_explorer,
@@ -22,6 +23,7 @@ EXPLORERS = {
     "deadlock": deadlock_explorer,
     "buckets": bucket_explorer,
     "memory": memory_explorer,
+    "links": link_explorer,
     "tokens": token_explorer,
 }
 
