@@ -29,8 +29,15 @@ def who_is_missing(attempt: Any, wrong: Sequence[int]) -> str | None:
             if text:
                 where = place_name(attempt, right.place)
                 text = f"`{got.text}` on rank {rank}{where}, where `{right.text}` is right: {text}"
-                return text + _all_there(attempt, rank) + too_few(attempt)
+                text += _all_there(attempt, rank) + too_few(attempt)
+                return text + (_besides(attempt, wrong) if explain in (_alone, _missing) else "")
     return None
+
+
+def _besides(attempt: Any, wrong: Sequence[int]) -> str:
+    """What is whole and stands in the wrong place says more of an index than what is missing elsewhere."""
+    text = wrong_place(attempt, wrong)
+    return f" And {text} Is it received into the right {attempt.exercise.piece}?" if text else ""
 
 
 def _all_there(attempt: Any, rank: int) -> str:

@@ -38,6 +38,11 @@ NO_VIEW = (
     r"view size is not compatible",
     "A gradient need not be contiguous: read it with flatten() or reshape(-1), and write with p.grad.copy_(…).",
 )
+NO_PARAMETER = (
+    r"(?s)NoneType' object has no attribute 'copy_'",
+    "Every parameter has a .grad by then. What has none is no parameter: have a part of the flat tensor and its "
+    "parameter changed places, as in `for p, part in zip(parts, bucket)`?",
+)
 COPIED = (
     " Their gradients are not contiguous: flatten() and reshape(-1) make copies of them, and what is written into a "
     "copy is lost. Write into p.grad itself, p.grad.copy_(part.view_as(p))."

@@ -205,6 +205,7 @@ EXERCISE = Exercise(
     tags=("gradients",),
     raised=(
         gradients.NO_VIEW,
+        gradients.NO_PARAMETER,
         (r"'NoneType' object has no attribute", TOO_EARLY),
         (r"ambiguous|size of tensor a", COMPARED),
     ),

@@ -70,7 +70,9 @@ def _passes_fault(attempt: Any, step: int, right: Sequence[dict]) -> str | None:
         if not got["unchanged"]:
             return f"rank {rank}: a shard has changed. It is the optimizer's: gather into a tensor of your own."
         if got["y"].shape != right[rank]["y"].shape or not torch.allclose(got["y"], right[rank]["y"], rtol=1e-9):
-            return f"rank {rank}: the output is not x @ weight.T, with the whole weight of [out, in]."
+            gathered = any(call[0] in GATHERS for call in attempt.ranks[rank].collectives)
+            why = "" if gathered else " Nothing was gathered: what the other ranks have of the weight is not there."
+            return f"rank {rank}: the output is not x @ weight.T, with the whole weight of [out, in].{why}"
         if not got["graph"]:
             return f"rank {rank}: y has no graph, so backward cannot start from it: return ShardedLinear.apply(...)."
         if got["x"] is None:
@@ -115,8 +117,8 @@ def _why(got: torch.Tensor, exact: torch.Tensor, own: Sequence[torch.Tensor], ra
     for factor in (n, 1 / n, n * n):
         if same(exact * factor):
             word = f"{times(factor)} too big" if factor > 1 else f"{times(1 / factor)} too small"
-            why = "summed where it should be averaged?" if factor == n else "divided once too often?"
-            return f"the shard's gradient is exactly {word}. Was it {why}"
+            why = {n: "summed where it should be averaged?", n * n: "multiplied by N where it should be divided?"}
+            return f"the shard's gradient is exactly {word}. Was it {why.get(factor, 'divided once too often?')}"
     if any(same(own[rank].chunk(n)[rank] * f) for f in (1, 1 / n)):
         return "the shard has the gradient of this rank's batch alone; the others' batches are to be in it, too."
     for other in range(n):

@@ -26,8 +26,8 @@ def calls_fault(attempt: Any, rank: int, order: Sequence[int], wholes: Sequence[
     if not attempt.ranks[rank].output["kept"]:
         return f"rank {rank}: a shard has changed. It is what the optimizer keeps: gather into a tensor of your own."
     if numbers != list(order):
-        said = ", ".join(map(str, numbers)) or "none"
-        return f"rank {rank} computed layers {said}; {', '.join(map(str, order))} is right, each once."
+        said = f"computed layers {', '.join(map(str, numbers))}" if numbers else "called no layer"
+        return f"rank {rank} {said}; {', '.join(map(str, order))} is right, each once."
     for call in calls:
         text = _weight_fault(attempt, rank, call, wholes[call["layer"]])
         if text:
@@ -45,6 +45,7 @@ def _weight_fault(attempt: Any, rank: int, call: dict, right: torch.Tensor) -> s
         return f"{head}is that of layer {others[0]}. Layers come in the order given, which need not be that of numbers."
     if got.numel() != right.numel():
         own = " That is this rank's part alone." if got.numel() * n == right.numel() and n > 1 else ""
+        own = " It is x: call layer(weight, x), in this order." if _same(call["x"], right) else own
         return f"{head}has {got.numel()} numbers, and the whole one has {right.numel()}.{own}"
     if torch.equal(got.flatten(), right):
         return None

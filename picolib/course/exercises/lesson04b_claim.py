@@ -84,8 +84,21 @@ def judge_claim(attempt: Any) -> str | None:
         f"{model.parameters:,} parameters, {model.largest:,} in the largest layer, {sum(model.each)} bytes each "
         f"{model.each}, {model.ranks} ranks, GPUs of {model.card:,.0f} bytes: "
     )
-    text = _bytes_fault(model, said[0]) or _fits_fault(model, said[1]) or _smallest_fault(model, said[2])
+    text = (
+        _order_fault(model, said)
+        or _bytes_fault(model, said[0])
+        or _fits_fault(model, said[1])
+        or _smallest_fault(model, said[2])
+    )
     return head + text if text else None
+
+
+def _order_fault(model: Model, said: list) -> str | None:
+    """The bytes stand in another place than the first."""
+    right = model.state + model.whole
+    if not is_number(said[0]) or _close(said[0], right) or not any(is_number(s) and _close(s, right) for s in said):
+        return None
+    return f"the answers have changed places. Their order is: {', '.join(WORDS)}."
 
 
 def _bytes_fault(model: Model, said: Any) -> str | None:

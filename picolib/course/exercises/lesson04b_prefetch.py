@@ -27,15 +27,23 @@ from picolib.course.exercises.lesson04b_layers import WIDTH, Layers, allowed, sh
 from picolib.course.exercises.lesson04b_refuse import GATHERS, no_ready_made_fsdp, only
 from picolib.course.exercises.lesson04b_watch import Alive
 
+NEXT = (
+    "Is it i + 1? The layer after order[k] is order[k + 1], where there is one: in the backward pass that is not "
+    "the one with the next number."
+)
 RAISED = (
     (
         r"'NoneType' object has no attribute 'wait'",
         "Without async_op=True a collective is over when it returns, and it returns None: there is no handle.",
     ),
     (
-        r"IndexError: (list|tuple) index out of range|KeyError: \d+|cannot unpack non-iterable NoneType",
-        "Is it i + 1? The layer after order[k] is order[k + 1], where there is one: in the backward pass that is not "
-        "the one with the next number.",
+        r"cannot unpack non-iterable NoneType",
+        f"Nothing is on its way for this layer. Does the loop go through `order` as it is, and does what starts a "
+        f"gather return the weight and the handle? {NEXT}",
+    ),
+    (
+        r"IndexError: (list|tuple) index out of range|KeyError: \d+",
+        NEXT,
     ),
 )
 UNWAITED = (

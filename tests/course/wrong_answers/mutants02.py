@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from . import wrong
-from .mutants import exchange, rank_and_size, sums
+from .mutants import around, exchange, rank_and_size, sums
 
 
 @wrong("2.1", "sent to nobody", "A message goes to a rank: dist.send(x, dst=1)")
@@ -112,3 +112,14 @@ def doubled(x, steps=10):
 @wrong("2.12", "no step taken", "Fewer than N blocks are held at the end")
 def no_step(x):
     return doubled(x, steps=0)
+
+
+@wrong("2.4", "received into the wrong chunk", "rank 0 holds chunk 1 where chunk 3 belongs", "received into the right")
+def into_the_wrong_chunk(x):
+    rank, n = rank_and_size()
+    chunks = x.chunk(n)
+    chunks[rank].copy_(around(x, torch.Tensor.add_))
+    for step in range(n - 1):
+        sending = dist.isend(chunks[(rank + step) % n], (rank - 1) % n)
+        dist.recv(chunks[(rank - 1 + step) % n], (rank + 1) % n)
+        sending.wait()

@@ -102,3 +102,27 @@ def average_never_called(average):
     model = torch.nn.Linear(3, 2)
     for p in model.parameters():
         assert torch.allclose(p.grad, torch.full_like(p, 1.0))
+
+
+@wrong("3.4", "part and parameter exchanged", "have a part of the flat tensor and its parameter changed places")
+def parts_and_parameters(buckets):
+    buckets = [list(dict.fromkeys(bucket)) for bucket in buckets]
+    missing, under_way = [len(bucket) for bucket in buckets], []
+
+    def gradient_is_there(number):
+        missing[number] -= 1
+        if missing[number] == 0:
+            flat = torch.cat([p.grad.flatten() for p in buckets[number]])
+            under_way.append((dist.all_reduce(flat, async_op=True), flat, buckets[number]))
+
+    for number, bucket in enumerate(buckets):
+        for p in bucket:
+            p.register_post_accumulate_grad_hook(lambda p, number=number: gradient_is_there(number))
+
+    def finish():
+        for handle, flat, bucket in under_way:
+            handle.wait()
+            for p, part in zip(flat.split([p.numel() for p in bucket]), bucket, strict=True):
+                p.grad.copy_(part.view_as(p))
+
+    return finish

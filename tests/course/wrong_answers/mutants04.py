@@ -7,6 +7,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from picolib import comm
+
 from . import wrong
 
 
@@ -64,3 +66,75 @@ def smallest_square(shards, replicated, max_norm, group):
         for g in [*shards, *replicated]:
             g.mul_(max_norm / norm)
     return norm
+
+
+@wrong("4.3", "layer(x, weight)", "has 4 numbers", "It is x: call layer(weight, x), in this order")
+def layer_of_x_and_weight(shards, layers, x):
+    for shard, layer in zip(shards, layers, strict=True):
+        whole = shard.new_empty(dist.get_world_size() * len(shard))
+        dist.all_gather_into_tensor(whole, shard)
+        x = layer(x, whole)
+    return x
+
+
+@wrong("4.3", "no layer called", "rank 0 called no layer; 0, 1, 2, 3 is right")
+def no_layer(shards, layers, x):
+    for shard in shards:
+        dist.all_gather_into_tensor(shard.new_empty(dist.get_world_size() * len(shard)), shard)
+    return x
+
+
+def linear(shard, x, gather=dist.all_gather_into_tensor, factor=None):
+    n = dist.get_world_size()
+
+    def gathered(shard):
+        whole = shard.new_empty(n * len(shard))
+        gather(whole, shard.detach())
+        return whole.view(-1, x.shape[1])
+
+    class ShardedLinear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, shard, x):
+            ctx.save_for_backward(shard, x)
+            return x @ gathered(shard).T
+
+        @staticmethod
+        def backward(ctx, grad):
+            shard, x = ctx.saved_tensors
+            grad_x, part = grad @ gathered(shard), torch.empty_like(shard)
+            dist.reduce_scatter_tensor(part, (grad.T @ x).flatten())
+            return part * (factor or 1 / n), grad_x
+
+    return ShardedLinear.apply(shard, x)
+
+
+@wrong("4.4", "nothing gathered", "the output is not x @ weight.T", "Nothing was gathered")
+def nothing_gathered(shard, x):
+    return linear(shard, x, gather=lambda whole, part: whole.zero_())
+
+
+@wrong("4.4", "multiplied by N", "exactly 16x too big", "multiplied by N where it should be divided?")
+def shard_gradient_multiplied(shard, x):
+    return linear(shard, x, factor=dist.get_world_size())
+
+
+@wrong("4.5", "the last layer first", "Nothing is on its way for this layer", "go through `order` as it is")
+def last_layer_first(shards, order, compute):
+    def start(i):
+        whole = shards[i].new_empty(dist.get_world_size() * len(shards[i]))
+        return whole, comm.all_gather_into_tensor(whole, shards[i], async_op=True)
+
+    coming = start(order[0])
+    for k, i in reversed(list(enumerate(order))):
+        whole, handle = coming
+        handle.wait()
+        coming = start(order[k + 1]) if k + 1 < len(order) else None
+        compute(i, whole)
+
+
+@wrong("4.7", "the answers in another order", "the answers have changed places. Their order is: the bytes on a rank")
+def other_order(parameters, largest, ranks, each, card):
+    whole = (2 * each[0] + each[1]) * largest
+    state = sum(each) * parameters
+    needed = state / ranks + whole
+    return 15, needed <= card, needed
