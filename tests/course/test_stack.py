@@ -121,9 +121,9 @@ def sent_around(numbers, src, values):
     tensor = torch.tensor(values) if dist.get_rank() == src else torch.zeros(len(values), dtype=numbers)
     tensor = tensor.to(numbers)
     dist.broadcast(tensor, src)
-    total, pieces = tensor * 10 ** dist.get_rank(), torch.arange(3 * 2) + dist.get_rank()
+    total, pieces = tensor * 10 ** dist.get_rank(), torch.arange(dist.get_world_size() * 2) + dist.get_rank()
     picolib.comm.all_reduce(total)
-    part, whole = torch.empty(2, dtype=pieces.dtype), torch.empty(6, dtype=pieces.dtype)
+    part, whole = torch.empty(2, dtype=pieces.dtype), torch.empty_like(pieces)
     dist.reduce_scatter_tensor(part, pieces)
     picolib.comm.all_gather_into_tensor(whole, part)
     return tensor.tolist(), total.tolist(), whole.tolist()
@@ -176,6 +176,13 @@ def test_a_fault_in_a_saved_part_is_shown_with_its_line(workspace):
         picolib.run(steps, 2, use="mine")
     path.write_text("def wrapped(module, group): pass\n", encoding="utf-8")
     with pytest.raises(picolib.RankError, match=r"no longer defines wrap"):
+        picolib.run(steps, 2, use="mine")
+
+
+def test_an_overlap_that_gives_nothing_to_wait_with_is_told_so(workspace):
+    save(workspace, "overlap")
+    (workspace / "mine" / "overlap.py").write_text("def overlap(buckets):\n    pass\n", encoding="utf-8")
+    with pytest.raises(picolib.RankError, match=r"overlap \(3\.4\) did not return a function"):
         picolib.run(steps, 2, use="mine")
 
 

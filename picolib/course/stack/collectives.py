@@ -49,7 +49,7 @@ def install(parts: Parts) -> None:
 
 
 def _modules_of_comm_with(name: str) -> list[Any]:
-    """The package and the module that defines it."""
+    """Loaded modules that have it: the package, the one that defines it, and whoever imported it by name."""
     inside = [module for path, module in sys.modules.items() if path.split(".")[:2] == ["picolib", "comm"]]
     return [module for module in inside if vars(module).get(name) is getattr(comm, name)]
 

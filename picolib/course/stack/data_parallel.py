@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd import Variable
 
 from picolib import comm
-from picolib.course.stack.parts import Parts, is_the_world
+from picolib.course.stack.parts import Parts, is_the_world, wrong
 from picolib.parallel.ddp import DistributedDataParallel, assign_buckets
 from picolib.parallel.hooks import results_with_gradient
 
@@ -66,6 +66,8 @@ class MyDataParallel(nn.Module):
         if "overlap" in parts:
             buckets = assign_buckets(trained, bucket_cap_mb * MIB)
             self.finish = parts["overlap"]([[trained[i] for i in bucket] for bucket in buckets])
+            if not callable(self.finish):
+                raise wrong("overlap", "did not return a function that waits for the gradients")
         elif "average_in_buckets" in parts:
             self.finish = lambda: parts["average_in_buckets"](trained, bucket_cap_mb * MIB)
         self.will_end = False

@@ -87,7 +87,7 @@ def _loss(parts: Parts, librarys: Map) -> Map:
         loss = yours(wide.flatten(0, -2), target.flatten(), functional.reduce_from_group)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise wrong("vocab_loss", "did not return one number, the mean")
-        return loss if reduction == "mean" else loss * target.numel()
+        return loss.reshape(()) * (1 if reduction == "mean" else target.numel())
 
     return vocab_parallel_cross_entropy
 
