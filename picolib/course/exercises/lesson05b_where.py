@@ -25,10 +25,11 @@ def where_cases(world_size: int, seed: int) -> list[Case]:
     """Data sheets, on both sides of the break-even; then two runs on links, with few tokens and with many."""
     random = generator(seed, world_size)
     h, s = 1024 * pick(random, 2, 4, 5), 256 * pick(random, 8, 12, 16)
+    few = h // 8 * pick(random, 2, 3, 4)  # data parallelism takes longer, and yet tensor parallelism belongs inside
     width = 8 * pick(random, 7, 8, 9)
     runs = [Layer(2, 2, 2, *SLOW, tokens, 1, width, 4) for tokens in (pick(random, 30, 36), pick(random, 320, 400))]
     layers = [
-        Layer(8, 2, 8, NVLINK, INFINIBAND, s, pick(random, 1, 2), h, 2),
+        Layer(8, 2, 8, NVLINK, INFINIBAND, few, 3, h, 4),
         Layer(8, 2, 8, NVLINK, INFINIBAND, pick(random, 96, 128), 1, h, 2),
         Layer(4, 2, 4, PCIE, ETHERNET, 16, pick(random, 1, 2), 64, 4),
         Layer(2, 4, 4, PCIE, ETHERNET, s, 1, h, pick(random, 2, 4)),
@@ -78,30 +79,40 @@ def _choice_fault(layer: Layer, said: Any, right: dict[str, float]) -> str | Non
 
 
 def bill(layer: Layer, which: str, *, count: int = REDUCED, latency: str = "each", hops: int = 2, whole: str = "",
-         bits: int = 8, cross: str = "", parts: str = "tp dp", **sizes: float) -> float:  # fmt: skip
+         bits: int = 8, mean: bool = False, near: bool | None = None, far: bool | None = None, parts: str = "tp dp",
+         **sizes: float) -> float:  # fmt: skip
     """Seconds by the formula, and with keywords by a mistaken one.
 
-    count: all-reduces of tensor parallelism; latency: of "each" message, "once" a ring, or "none"; hops: 2 for 2(n-1).
-    whole: messages of the whole ("message"), or all bytes twice ("bytes"); bits: of a byte; parts: whose rings.
-    cross: what is taken for the link of a group that is not within one node; sizes: bytes of activations, gradients.
+    count: all-reduces of tensor parallelism; latency: of "each" message, "once" a ring, "none", or the "larger" of it
+    and the bytes' time; hops: 2 for 2(n-1); whole: messages of the whole ("message"), or all bytes twice ("bytes").
+    bits: of a byte; mean: of both links on several nodes; near, far: whether neighbours, and the other groups, are
+    taken to be within one node; parts: whose rings; sizes: bytes of activations and gradients.
     """
     inner, n = (layer.tp if which == "tp" else layer.dp), layer.tp * layer.dp
-    within = {which: inner <= layer.per_node, LAYOUTS[which == "tp"]: n <= layer.per_node}
+    within = inner <= layer.per_node if near is None else near, n <= layer.per_node if far is None else far
     links = {True: layer.inside, False: (layer.network[0], layer.network[1] / bits)}
-    mean = tuple(sum(pair) / 2 for pair in zip(*links.values(), strict=True))
-    links[False] = {"": links[False], "inside": layer.inside, "mean": mean}[cross]
+    if mean:
+        links[False] = tuple(sum(pair) / 2 for pair in zip(*links.values(), strict=True))
 
     def ring(ranks: int, nbytes: float, link: tuple) -> float:
-        chunk = {"": nbytes / ranks, "message": nbytes, "bytes": nbytes / max(ranks - 1, 1)}[whole]
+        chunk = {"": nbytes / ranks, "message": nbytes, "bytes": nbytes / max(ranks - 1, 1)}[whole] / link[1]
         messages = hops * (ranks - 1)
-        return {"each": messages, "once": min(messages, 1), "none": 0}[latency] * link[0] + messages * chunk / link[1]
+        if latency == "larger":
+            return messages * max(link[0], chunk)
+        return {"each": messages, "once": min(messages, 1), "none": 0}[latency] * link[0] + messages * chunk
 
-    return ("tp" in parts) * count * ring(
-        layer.tp, sizes.get("activations", layer.activations), links[within["tp"]]
-    ) + ("dp" in parts) * ring(layer.dp, sizes.get("gradients", layer.gradients), links[within["dp"]])
+    tp, dp = within if which == "tp" else within[::-1]
+    tensor = count * ring(layer.tp, sizes.get("activations", layer.activations), links[tp])
+    data = ring(layer.dp, sizes.get("gradients", layer.gradients), links[dp])
+    return ("tp" in parts) * tensor + ("dp" in parts) * data
+
+
+SLOWEST = "a ring is as slow as its slowest link."
 
 
 def _mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what to say, keywords of `bill`)."""
+    stream, gradients, each, tp, dp = layer.activations, layer.gradients, layer.each, layer.tp, layer.dp
     yield "The gradients' all-reduce is missing, that of data parallelism.", {"parts": "tp"}
     yield "Tensor parallelism's all-reduces are missing.", {"parts": "dp"}
     for count in (1, 2, 3, 5, 6, 8):
@@ -110,31 +121,34 @@ def _mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
             "forward (one behind attention, one behind the MLP) and two backward.",
             {"count": count},
         )
-    yield "Latency is missing: each of a ring's 2(n-1) messages pays it.", {"latency": "none"}
+    yield "Latency is missing: each of a ring's 2(n-1) messages pays it, beside its bytes.", {"latency": "none"}
     yield "You charge one latency a ring: each of its 2(n-1) messages pays it.", {"latency": "once"}
+    yield "A message pays latency and bytes: they are added, not the larger taken.", {"latency": "larger"}
     yield "You send all bytes twice: a ring sends (n-1)/n of them twice.", {"whole": "bytes"}
     yield "Each message is one chunk, 1/n of the bytes, and not all of them.", {"whole": "message"}
     yield "That is n - 1 messages: an all-reduce is a reduce-scatter and an all-gather, 2(n-1) of them.", {"hops": 1}
-    yield (
-        "You take the link inside for a group that is not within one node: a ring is as slow as its slowest link.",
-        {"cross": "inside"},
-    )
-    yield (
-        "You take the mean of both links for a group on several nodes: a ring is as slow as its slowest link.",
-        {"cross": "mean"},
-    )
+    yield f"You take the link inside for groups that are not within one node: {SLOWEST}", {"near": True, "far": True}
+    yield f"You take the mean of both links for a group on several nodes: {SLOWEST}", {"mean": True}
+    yield f"Neighbours are within one node only where they are at most per_node: {SLOWEST}", {"near": True}
+    yield f"Ranks that are not neighbours reach over all nodes: {SLOWEST}", {"far": True}
+    yield "A group of at most per_node neighbours is within one node, and uses the link inside.", {"near": False}
+    yield "With tp * dp <= per_node there is one node, and no network.", {"far": False}
     yield "The network's rate is in bits a second: divide by 8 for bytes.", {"bits": 1}
-    yield "The network's rate is divided by 8 twice: bits are bytes times 8.", {"bits": 64}
-    yield "A rank has 1/tp of the gradients: its weights are cut.", {"gradients": layer.gradients * layer.tp}
-    yield "Gradients are of 12·h² parameters.", {"gradients": layer.gradients / 12}
-    yield "The stream is whole on every rank: s·b·h numbers, not 1/tp.", {"activations": layer.activations / layer.tp}
-    yield "The batch b is missing.", {"activations": layer.activations / layer.b}
     yield (
-        "Numbers are no bytes: multiply by `each`.",
-        {"activations": layer.activations / layer.each, "gradients": layer.gradients / layer.each},
+        "The network's rate, in bits a second, is divided by 8 and by nothing else: each rank has a card.",
+        {"bits": 64},
     )
-    yield "Gradients are numbers of `each` bytes, too.", {"gradients": layer.gradients / layer.each}
-    yield "Activations are numbers of `each` bytes, too.", {"activations": layer.activations / layer.each}
+    yield "A rank has 1/tp of the gradients: its weights are cut.", {"gradients": gradients * tp}
+    yield "Gradients are of 12·h² parameters.", {"gradients": gradients / 12}
+    yield "Gradients are of 12·h² parameters, h squared.", {"gradients": gradients / layer.h}
+    yield "The stream is whole on every rank: s·b·h numbers, not 1/tp.", {"activations": stream / tp}
+    yield "b is the batch of one replica already: it is not divided by dp.", {"activations": stream / dp}
+    yield "All of a rank's gradients are all-reduced, not 1/dp.", {"gradients": gradients / dp}
+    yield "Weights are cut by tp, not by dp.", {"gradients": gradients * tp / dp}
+    yield "The batch b is missing.", {"activations": stream / layer.b}
+    yield "Numbers are no bytes: multiply by `each`.", {"activations": stream / each, "gradients": gradients / each}
+    yield "Gradients are numbers of `each` bytes, too.", {"gradients": gradients / each}
+    yield "Activations are numbers of `each` bytes, too.", {"activations": stream / each}
 
 
 def _why(layer: Layer, said: list, which: str) -> str:
@@ -159,6 +173,8 @@ def _why(layer: Layer, said: list, which: str) -> str:
 
 
 def _factor(layer: Layer, factor: float) -> str:
+    if factor > 1e9:
+        return "Bytes are divided by a rate, which is in bytes a second."
     for unit in (1e3, 1e6, 1e9, 8.0, float(layer.tp), float(layer.dp), float(layer.tp * layer.dp)):
         if factor > 0 and unit > 1 and (abs(factor / unit - 1) < 0.02 or abs(factor * unit - 1) < 0.02):
             return f"It is {times(unit)} too {'much' if factor > 1 else 'little'}. Seconds of one step are asked for."

@@ -708,6 +708,59 @@ def longer_one(*args):
     return lived(add=max)(*args)
 
 
+@wrong("5.7", "the larger of latency and bytes", "pays")
+def larger(*args):
+    return lived(ring=lambda n, nbytes, link: 2 * (n - 1) * max(link[0], nbytes / n / link[1]))(*args)
+
+
+@wrong("5.7", "h not squared", "h squared")
+def not_squared(*args):
+    return lived(gradients=lambda h, tp: 12 * h / tp)(*args)
+
+
+def placed(near=None, far=None):
+    """Whether neighbours, and other groups, are taken to be within one node."""
+
+    def answer(tp, dp, per_node, inside, network, s, b, h, each):
+        link = {True: inside, False: (network[0], network[1] / 8)}
+        close = {n: link[n <= per_node if near is None else near(n, per_node)] for n in (tp, dp)}
+        others = link[tp * dp <= per_node if far is None else far]
+        stream, gradients = s * b * h * each, 12 * h * h / tp * each
+        first = 4 * ring(tp, stream, close[tp]) + ring(dp, gradients, others)
+        second = 4 * ring(tp, stream, others) + ring(dp, gradients, close[dp])
+        return first, second, "tp" if first <= second else "dp"
+
+    return answer
+
+
+@wrong("5.7", "neighbours always within a node", "only where they are at most per_node")
+def always_within(*args):
+    return placed(near=lambda n, per_node: True)(*args)
+
+
+@wrong("5.7", "a group that fills its node taken for a larger one", "at most per_node neighbours is within one node")
+def fewer_than(*args):
+    return placed(near=lambda n, per_node: n < per_node)(*args)
+
+
+@wrong("5.7", "the network even where there is one node", "there is one node, and no network")
+def always_network(*args):
+    return placed(far=False)(*args)
+
+
+@wrong("5.7", "the batch divided by dp", "not divided by dp")
+def batch_divided(tp, dp, per_node, inside, network, s, b, h, each):
+    _, *second = lived()(tp, dp, per_node, inside, network, s, b, h, each)
+    first, _, _ = lived()(tp, dp, per_node, inside, network, s, b / dp, h, each)
+    return first, *second
+
+
+@wrong("5.7", "the choice by tokens alone", "and you choose")
+def by_tokens(*args):
+    first, second, _ = lived()(*args)
+    return first, second, "dp" if args[5] * args[6] < 3 * args[7] / args[0] else "tp"
+
+
 @wrong("5.7", "always tp neighbours", 'you choose "tp": the faster one is "dp"')
 def always_tp(*args):
     first, second, _ = lived()(*args)
