@@ -34,8 +34,10 @@ def test_latency_is_that_of_the_named_links_and_in_between():
 def test_the_explorer_answers_its_question():
     explorer = link_explorer()
     model, tokens, overlap = (controls(explorer)[name] for name in ("model", "tokens b·s", "overlap"))
-    before = shown(explorer)
-    assert "8 ranks: NVLink 4 26%, PCIe 5 69%, 100G Ethernet 92%" in before
+    assert "8 ranks: NVLink 4 26%, PCIe 5 69%, 100G Ethernet 92%" in explorer.picture.alt
+    assert "8 ranks: NVLink 4 0%, PCIe 5 56%, 100G Ethernet 91%" in shown(explorer)
+    overlap.value = "nothing is hidden"
+    assert explorer.picture.alt in shown(explorer)
     tokens.value = 32768
     assert "8 ranks: NVLink 4 24%, PCIe 5 69%" in shown(explorer)  # less latency, no more
     model.value = "Llama 3.1 405B"

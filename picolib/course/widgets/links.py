@@ -8,13 +8,16 @@ from picolib.course.figures.tensor_share import BLOCKS
 from picolib.course.widgets.base import Explorer, choice, explorer, slider
 from picolib.course.widgets.tensor import TOKENS
 
-QUESTION = "Which links let eight ranks wait less than they compute? What moves the lines: the model, the tokens, both?"
+QUESTION = "Which of the three moves the lines far: another model, more tokens, overlap?"
 RANKS = (2, 4, 8, 16)
 OVERLAP = {"nothing is hidden": False, "all that can be": True}
 
 
 def link_explorer(model: str = "Llama 3 8B", tokens: int = 8192, question: str = QUESTION) -> Explorer:
-    """The part of its time that a layer waits, against the link's bandwidth, for 2 to 16 ranks, by formula."""
+    """The part of its time that a layer waits, against the link's bandwidth, for 2 to 16 ranks, by formula.
+
+    Static: nothing is hidden. The sliders begin with perfect overlap, so that the two stand one above the other.
+    """
     blocks = {block.name: block for block in BLOCKS}
 
     def draw(name: str, tokens: int, overlap: str) -> Figure:
@@ -23,6 +26,6 @@ def link_explorer(model: str = "Llama 3 8B", tokens: int = 8192, question: str =
     controls = {
         "name": choice("model", list(blocks), model),
         "tokens": slider("tokens b·s", [(f"{t:,}", t) for t in sorted({*TOKENS, tokens})], tokens),
-        "overlap": choice("overlap", list(OVERLAP), "nothing is hidden"),
+        "overlap": choice("overlap", list(OVERLAP), "all that can be"),
     }
     return explorer(question, link_speed(blocks[model], tokens, RANKS), draw, controls)
