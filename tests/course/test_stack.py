@@ -95,6 +95,17 @@ def test_your_zero_steps_as_the_librarys_with_any_element_wise_optimizer(workspa
     assert stage_2[0][1] == "ZeroRedundancyOptimizer"
 
 
+def clipped_zero():
+    optimizer = picolib.ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    optimizer.clip_grad_norm_(1.0)
+
+
+def test_your_zero_step_says_that_nothing_can_be_clipped_before_it(workspace):
+    save(workspace, "zero1_step")
+    with pytest.raises(picolib.RankError, match="averages inside its step, so nothing can be clipped"):
+        picolib.run(clipped_zero, 2, use="mine")
+
+
 def reduced(values, op, async_op):
     tensor = torch.tensor([[v * 10 ** dist.get_rank() for v in values]])
     handle = dist.all_reduce(tensor, op, async_op=async_op)

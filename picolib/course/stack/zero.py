@@ -66,6 +66,10 @@ class MyZeroOptimizer(torch.optim.Optimizer):
         if stand_in.data_ptr() != part.data_ptr():
             part.copy_(stand_in)
 
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Not here: the exercise averages the gradients inside its step."""
+        raise TypeError('use="mine": your zero1_step averages inside its step, so nothing can be clipped before it')
+
     def state_dict(self) -> dict[str, Any]:
         """Not here: the exercise does not gather the state."""
         raise TypeError('use="mine": your zero1_step gathers no state; save from a run with the library\'s optimizer')
