@@ -59,7 +59,7 @@ def run(
         use: "mine" puts what you have built and passed in the course, from `mine/` in your workspace, in the library's
             place: your collectives under torch's and picolib's, your functions in DistributedDataParallel,
             ZeroRedundancyOptimizer, fully_shard, clip_grad_norm_, tensor.parallelize and its loss. What is missing is
-            the library's; rank 0 says at the end what ran. `help(picolib.course.stack)` lists who stands where.
+            the library's; rank 0 says at the end what ran. `help("picolib.course.stack")` lists them all.
         links: let messages take as long as on these `picolib.Links`: picolib's own and torch's send, recv, isend,
             irecv and batch_isend_irecv. torch's own collectives are refused, but for those that DDP's C++ code starts,
             which take no time. Times in the trace are then planned ones: a rank's clock stands still between two
