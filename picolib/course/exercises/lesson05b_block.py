@@ -17,7 +17,7 @@ from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.lesson05a_common import ALLOWED, READY_MADE, same
-from picolib.course.exercises.lesson05b_common import LESSON, called, own_group, who
+from picolib.course.exercises.lesson05b_common import LESSON, called, members, own_group, who
 from picolib.course.exercises.lesson05b_numbers import WEIGHTS, WIDTH, Whole, block_cases, whole_of
 from picolib.course.exercises.lesson05b_told import gradient_fault, output_fault
 
@@ -51,16 +51,22 @@ def run_block(fn: Callable, arguments: tuple) -> dict[str, Any]:
     weights = [given[name].clone().requires_grad_() for name in WEIGHTS]
     observe.forget()
     with calls_into(*READY_MADE) as names:
-        steps = [_step(fn, weights, group, *step) for step in given["steps"]]
+        steps = [_step(fn, weights, group, *step, others=bool(number)) for number, step in enumerate(given["steps"])]
     kept = [torch.equal(weight.detach(), given[name]) for name, weight in zip(WEIGHTS, weights, strict=True)]
     return {"steps": steps, "kept": kept, "borrowed": names[:1], "instead": HOW}
 
 
-def _step(fn: Callable, weights: list[torch.Tensor], group: Any, x: torch.Tensor, grad: torch.Tensor) -> dict[str, Any]:
+def _step(
+    fn: Callable, weights: list[torch.Tensor], group: Any, x: torch.Tensor, grad: torch.Tensor, others: bool
+) -> dict[str, Any]:
+    """Both passes; others: between them another call is made, as in a model of several layers."""
     variable, given = x.clone().requires_grad_(), grad.clone()
     observe.note("forward")
     with Sizes() as sizes:
         y = fn(variable, *weights, group)
+    if others:
+        observe.note("another call")
+        fn(x.flip(0).requires_grad_(), *weights, group)
     observe.note("backward")
     fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
     kind = f"a tensor of shape {list(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
@@ -103,7 +109,7 @@ def _kept_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None:
 def _region_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None:
     """The norm has worked on all tokens: there is one number for each of them, in one tensor or one after the other."""
     sizes, tokens = attempt.outputs[rank]["steps"][step]["sizes"], whole.x.shape[0] * whole.x.shape[1]
-    statistics = sum(int(size) * count for size, count in sizes.items() if tokens % int(size) == 0)
+    statistics = sum(int(size) * count for size, count in sizes.items() if int(size) and tokens % int(size) == 0)
     in_turn = whole.ranks > 3 and statistics >= IN_TURN * tokens
     if whole.ranks == 1 or not (str(tokens) in sizes or in_turn):
         return None
@@ -120,7 +126,7 @@ def _calls_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None
         return None
     for way in ("forward", "backward"):
         made = called(record, way)[step]
-        big = [size for name, size in made if name == "all_reduce" and size > WIDTH]
+        big = [size for name, size, _ in made if name == "all_reduce" and size > WIDTH]
         if big:
             return (
                 f"values and gradients are right, but the {way} pass all-reduces {max(big)} numbers: 2x the bytes. An "
@@ -129,13 +135,29 @@ def _calls_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None
         text = _count_fault(made, way, full, full // whole.ranks)
         if text:
             return f"values and gradients are right, but {text}"
+    if not same(_added_up(attempt, rank, step), whole.rights()["norm"]):
+        return (
+            "values and gradients are right, but what the group's ranks give to the norm's all-reduce does not add up "
+            "to it: each gives the gradient of its own tokens."
+        )
     return None
 
 
-def _count_fault(made: list[tuple[str, int]], way: str, full: int, own: int) -> str | None:
-    gathers = [size for name, size in made if name in GATHERS]
-    scatters = [size for name, size in made if name in SCATTERS]
-    sums = [size for name, size in made if name == "all_reduce"]
+def _added_up(attempt: Any, rank: int, step: int) -> torch.Tensor | None:
+    """The sum of what the ranks of this rank's group have given to the last all-reduce of the backward pass."""
+    ranks = members(attempt.case.inputs[0][0]["groups"], rank)
+    given = [
+        [numbers for name, _, numbers in called(attempt.ranks[one], "backward")[step] if name == "all_reduce"][-1:]
+        for one in ranks
+    ]
+    numbers = [one[0] for one in given if one and one[0] is not None and len(one[0]) == WIDTH]
+    return torch.tensor(numbers, dtype=torch.float64).sum(0) if len(numbers) == len(ranks) else None
+
+
+def _count_fault(made: list[tuple], way: str, full: int, own: int) -> str | None:
+    gathers = [size for name, size, _ in made if name in GATHERS]
+    scatters = [size for name, size, _ in made if name in SCATTERS]
+    sums = [size for name, size, _ in made if name == "all_reduce"]
     where = {"forward": ("in front of `up`", "behind `down`"), "backward": ("behind `down`", "in front of `up`")}[way]
     for sizes, name, place in ((gathers, "all-gather", where[0]), (scatters, "reduce-scatter", where[1])):
         if len(sizes) != 1:
@@ -168,12 +190,13 @@ def only_the_three(attempt: Any) -> str | None:
 
 
 def ignoring(attempt: Any) -> list[int]:
-    """Ranks with the right output or norm gradient though what reduces left other sums."""
+    """Ranks with the right output, or the norm's sum as it should be, though what reduces left other numbers."""
     found = []
     for rank, output in enumerate(attempt.outputs):
-        whole, got = whole_of(attempt, rank, 0), output["steps"][0]
+        got, added_up = output["steps"][0], _added_up(attempt, rank, 0)
         torchs = any(name in SCATTERS and not owned for name, _, owned in attempt.ranks[rank].collectives)
-        if (torchs and same(got["y"], whole.y())) or same(got["norm"], whole.rights()["norm"]):
+        right = torchs and same(got["y"], whole_of(attempt, rank, 0).y())
+        if right or (added_up is not None and same(got["norm"], added_up)):
             found.append(rank)
     return found
 

@@ -36,14 +36,17 @@ def who(groups: Sequence[Sequence[int]], rank: int) -> str:
     return f"rank {rank} (number {ranks.index(rank)} of the group of ranks {', '.join(map(str, ranks))})"
 
 
-def called(record: Any, label: str) -> list[list[tuple[str, int]]]:
-    """For each note of this label, (collective, elements) of the calls between it and the next note."""
-    found: list[list[tuple[str, int]]] = []
+def called(record: Any, label: str) -> list[list[tuple[str, int, list[float] | None]]]:
+    """For each note of this label the collectives between it and the next note.
+
+    A collective is (its name, elements, of an all-reduce the numbers that this rank gave to it).
+    """
+    found: list[list[tuple[str, int, list[float] | None]]] = []
     inside = False
     for entry in of_the_learner(record).entries:
         if entry[0] == "note":
             inside = entry[1] == label
             found += [[]] if inside else []
         elif inside and entry[0] == "collective" and entry[1] != "barrier":
-            found[-1].append((entry[1], entry[2]))
+            found[-1].append((entry[1], entry[2], entry[5]))
     return found

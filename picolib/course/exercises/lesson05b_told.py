@@ -111,7 +111,8 @@ def _why(name: str, got: torch.Tensor | None, right: torch.Tensor, whole: Whole,
         return "Nothing of it is there: does the graph end on the way?"
     guesses = _weights_guesses(name, whole) if name in WEIGHTS[1:] else _guesses(name, whole, step)
     text = next((text for wrong, text in guesses if same(got, wrong)), "")
-    return text or _factor(got, right, whole.ranks) or _LAST[name]
+    again = " Between the two passes the function was called once more: does it use a tensor again?" if step else ""
+    return text or _factor(got, right, whole.ranks) or _LAST[name] + again
 
 
 def _factor(got: torch.Tensor, right: torch.Tensor, n: int) -> str:
@@ -159,13 +160,13 @@ def _guesses(name: str, whole: Whole, step: int) -> Iterator[tuple[torch.Tensor,
     right = sum(whole.norm_gradient(place) for place in range(n))
     yield whole.norm_gradient(whole.place), OWN_TOKENS_ONLY
     yield right / n, f"It is exactly {times(n)} too small: tokens' gradients are added up over the group, not averaged."
-    if step:
+    for hooks in range(1, 2 * step + 1):  # each step has called the function twice
         yield (
-            right * n**step,
+            right * n**hooks,
             (
-                f"It is exactly {times(n**step)} too big, and in the first step it was right: a hook on the weight "
-                "itself stays there, and the next call adds another one. Let the weight pass through a "
-                "function of your own."
+                f"It is exactly {times(n**hooks)} too big, and in the first step it was right: a hook on the weight "
+                "itself stays there, and the next call adds another one. Let the weight pass through a function of "
+                "your own."
             ),
         )
 

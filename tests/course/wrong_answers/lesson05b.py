@@ -7,6 +7,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from . import right, wrong
+from .ways_round import by_files, by_store
 
 # 5.5 sequence parallel
 
@@ -324,6 +325,85 @@ def gathers_gradients(x, norm, up, down, group):
         return own(shares.sum(0), group).clone()
 
     return x + SCATTER(mlp(pair(gathered, backward)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+def of_the_group(parts, group):
+    """Of every rank's tensors those of this group's ranks."""
+    return [parts[rank] for rank in dist.get_process_group_ranks(group)]
+
+
+@wrong("5.5", "one buffer for all calls", "called once more", "does it use a tensor again")
+def one_buffer(x, norm, up, down, group):
+    buffers = globals().setdefault("buffers", {})
+
+    def gather(x, group):
+        shape = dist.get_world_size(group) * len(x), *x.shape[1:]
+        buffer = buffers.setdefault(shape, x.new_empty(shape))
+        dist.all_gather_into_tensor(buffer, x.contiguous(), group=group)
+        return buffer.data
+
+    return x + SCATTER(mlp(pair(gather, scattered)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "sums through files, reduce-scatters for show", "do not need the reduce-scatters for them")
+def sums_through_files(x, norm, up, down, group):
+    def scatter(whole, group):
+        scattered(whole * 0, group)
+        return own(sum(of_the_group(by_files(whole), group)), group).clone()
+
+    enter, leave = pair(gathered, scatter), pair(scatter, gathered)
+    return x + leave(mlp(enter(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "sums through the store, reduce-scatters for show", "used the store")
+def sums_through_the_store(x, norm, up, down, group):
+    def scatter(whole, group):
+        scattered(whole * 0, group)
+        return own(sum(of_the_group(by_store(whole), group)), group).clone()
+
+    return x + pair(scatter, gathered)(mlp(GATHER(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "the norm's sum through files, an all-reduce for show", "do not need the reduce-scatters")
+def norm_through_files(x, norm, up, down, group):
+    def total(grad, group):
+        summed(grad, group)
+        return sum(of_the_group(by_files(grad), group))
+
+    return x + SCATTER(mlp(GATHER(rms(x, pair(same, total)(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "the norm's sum through files, an all-reduce of nothing for show", "does not add up to it")
+def norm_through_files_and_nothing(x, norm, up, down, group):
+    def total(grad, group):
+        summed(torch.zeros_like(grad), group)
+        return sum(of_the_group(by_files(grad), group))
+
+    return x + SCATTER(mlp(GATHER(rms(x, pair(same, total)(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "always four ranks", "dist.get_world_size(group)")
+def always_four(x, norm, up, down, group):
+    def gather(x, group):
+        whole = x.new_empty(4 * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+        return whole
+
+    return x + SCATTER(mlp(pair(gather, scattered)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "own messages in a ring", "sent messages of its own")
+def own_messages(x, norm, up, down, group):
+    def gather(x, group):
+        t, r, ranks = dist.get_world_size(group), dist.get_rank(group), dist.get_process_group_ranks(group)
+        parts = [x.contiguous() if place == r else torch.empty_like(x) for place in range(t)]
+        for step in range(t - 1):
+            sent = dist.isend(parts[(r - step) % t].contiguous(), ranks[(r + 1) % t])
+            dist.recv(parts[(r - step - 1) % t], ranks[(r - 1) % t])
+            sent.wait()
+        return torch.cat(parts)
+
+    return x + SCATTER(mlp(pair(gather, scattered)(rms(x, SUMMED(norm, group)), group), up, down), group)
 
 
 # 5.6 twin masks
