@@ -98,7 +98,7 @@ STRATEGIES = (
         replicates="norms, activations between the blocks",
         collective="2 all-reduces a layer forward, 2 backward",
         bytes="8(t-1)/t·b·s·h a layer",
-        critical_path="all of it",
+        critical_path="forward all of it; backward, f can hide",
         saves="weights and their state /t",
         stop_when="the ranks do not share one fast node",
     ),

@@ -320,7 +320,8 @@ EXERCISE = Exercise(
     verified="gradients equal to differences, with one number of one rank moved at a time; one all-reduce each",
     hints=(
         "A torch.autograd.Function has two passes. For each of the four: does it add up over the ranks, or pass on?",
-        "f: forward returns x.view_as(x), backward an all-reduced copy of grad. g is the mirror image.",
+        "f adds up on the way back only, g on the way there only. dist.all_reduce works in place, so it wants a copy, "
+        "and what it has summed is returned.",
         "total = grad.clone(), dist.all_reduce(total), return total. g's backward: return grad, and nothing else.",
     ),
 )

@@ -19,7 +19,7 @@ from picolib.plan.links import ring_all_reduce
 
 LINKS = {"NVLink 4": Link.NVLINK4, "PCIe 5": Link.PCIE5, "100G Ethernet": Link.ETHERNET_100G}
 BYTES, ALL_REDUCES = 2, 4  # of a number that travels (bf16); in a layer, forward and backward
-LEFT, RIGHT = 128, 190
+LEFT, RIGHT = 182, 190
 
 
 class Block(NamedTuple):
@@ -60,16 +60,17 @@ def tensor_share(block: Block, tokens: float, ranks: Sequence[int], links: Seque
     ]  # fmt: skip
     title = f"One layer of {block.name}, {tokens:,.0f} tokens, forward and backward"
     told = "; ".join(
-        f"{n} ranks: " + ", ".join(f"{bar.name} {_percent(bar)} exposed" for bar in bars)
+        f"{n} ranks: " + ", ".join(f"{bar.name}: {_percent(bar)} exposed" for bar in bars)
         for n, (_, bars) in zip(ranks, groups, strict=True)
     )
     heading = Note("part of the time", 156, color=MUTED, anchor="end")
-    names = {"exposed_name": "all-reduces, which nothing hides", "heading": heading}
+    assumed = f"bf16, {FLOPS / 1e12:g} TFLOP/s a rank, without attention's scores"
+    names = {"exposed_name": f"all-reduces, not hidden ({assumed})", "heading": heading}
     return exposed_bars(title, groups, f"{told}.", **names, left=LEFT, right=RIGHT)
 
 
 def _bar(name: str, one: Share) -> Bar:
-    bar = Bar(name, one.compute, one.exposed)
+    bar = Bar(f"{name}, {LINKS[name].bandwidth / 1e9:g} GB/s", one.compute, one.exposed)
     notes = Note(f"{one.sent / 1e6:,.3g} MB sent"), Note(_percent(bar), 108, bold=True, color=ACCENT)
     return bar._replace(notes=notes)
 

@@ -5,20 +5,6 @@ from picolib.course.quiz import Answer, Question
 QUESTIONS = (
     Question(
         "05A.1",
-        "The first matrix of an MLP is cut by columns, the second by rows. What is sent between them?",
-        (
-            Answer("all columns, to all ranks", "then the second matrix would not have to be cut by rows."),
-            Answer(
-                "nothing",
-                "a rank's columns are just what its rows of the second matrix take in, and GeLU works on each number "
-                "by itself.",
-                right=True,
-            ),
-            Answer("the sum over the ranks", "columns are numbers of their own, no summands."),
-        ),
-    ),
-    Question(
-        "05A.2",
         "Why not rows first?",
         (
             Answer("row-parallel layers are slower", "they compute as much."),
@@ -28,6 +14,22 @@ QUESTIONS = (
                 right=True,
             ),
             Answer("the bias could not be added", "it could, once, after a sum."),
+        ),
+    ),
+    Question(
+        "05A.2",
+        "In a checkpoint gate and up are fused in one matrix, gate's rows above up's. How is it cut for two ranks?",
+        (
+            Answer("in the middle", "rank 0 would have all of gate and rank 1 all of up: nothing to multiply."),
+            Answer(
+                "each of the two by itself: a half of gate's rows and the same half of up's",
+                "SiLU(gate) · up takes the same numbers of both, as a query needs its own key.",
+                right=True,
+            ),
+            Answer(
+                "by input features",
+                "then each rank has summands, and SiLU of a sum is not the sum of SiLUs.",
+            ),
         ),
     ),
     Question(
@@ -55,15 +57,6 @@ QUESTIONS = (
     ),
     Question(
         "05A.5",
-        "128,256 words over 8 ranks. What does the vocabulary-parallel loss send for each token?",
-        (
-            Answer("128,256 logits", "that is what gathering would send."),
-            Answer("16,032 logits", "that is a rank's own part, and it stays where it is."),
-            Answer("3 numbers", "a maximum, a sum of exponentials, the target's logit.", right=True),
-        ),
-    ),
-    Question(
-        "05A.6",
         "A layer under tensor parallelism waits 60% of its time. Which of these makes that part smaller?",
         (
             Answer("more tokens in the micro-batch", "compute and bytes both grow with them, in step."),
