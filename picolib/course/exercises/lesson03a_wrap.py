@@ -174,9 +174,11 @@ def _gradient_fault(attempt: Any, rank: int, number: int, wrong: list[str]) -> s
 
 
 def _one_factor(got: dict, right: dict) -> float | None:
-    """The positive number that every gradient is the right one times; None where there is none."""
+    """The whole number, or one over it, that every gradient is the right one times; None where there is none."""
     ratios = torch.cat([(got[name] / right[name]).flatten() for name in right])
-    return float(ratios[0]) if ratios[0] > 0 and torch.allclose(ratios, ratios[:1], rtol=1e-9) else None
+    factor = float(ratios[0])
+    whole = factor > 0 and any(abs(one - round(one)) < 1e-6 for one in (factor, 1 / factor))
+    return factor if whole and torch.allclose(ratios, ratios[:1], rtol=1e-9) else None
 
 
 def ranks_or_names(right: dict, wrong: list[str]) -> str:

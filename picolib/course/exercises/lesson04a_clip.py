@@ -161,6 +161,7 @@ def _wrong_norms(attempt: Any, rank: int, shards: dict[int, float], same: float)
         ),
         (root(total + attempt.world_size * same), "the replicated gradients are counted more than once."),
         (root(total), "the replicated gradients are missing."),
+        (root(same), "the shards are missing: every rank adds the squares of its own, and the all-reduce adds these."),
         (
             sum(root(part + same) for part in shards.values()),
             "that is the sum of the ranks' norms. Norms do not add up, squares do: add squares, then take one root.",

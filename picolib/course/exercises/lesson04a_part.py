@@ -5,6 +5,7 @@ In the digits case the gradients say from whom they come, and the parameters whe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +87,8 @@ def _whose(attempt: Any, rank: int, counts: set) -> str:
         missing = [r for r in range(n) if not one[r]]
         return f"{what} not the mean: {ranks_text(missing)} {'is' if len(missing) == 1 else 'are'} missing."
     value = next(x for call in attempt.outputs[rank]["calls"][0] for x in call["gradient"].flatten().tolist() if x)
+    if not math.isfinite(value):
+        return f"{what} {value:g}. Is something divided by 0, such as by `rank` on rank 0?"
     divisor = (10**n - 1) / 9 / value  # of the sum, whose digits are all 1
     if abs(divisor - round(divisor)) < 1e-2 and round(divisor) > 0:
         return f"{what} the sum divided by {round(divisor)}, and there are {n} ranks."

@@ -39,7 +39,7 @@ RAISED = (
     ),
     (r"dtype\(\) ==", "Make room in the dtype of the shard, and as long as it: torch.empty_like(shard)."),
     (
-        r"shapes cannot be multiplied|shape '\[.*\]' is invalid for input of size",
+        r"shapes cannot be multiplied|size mismatch|shape '\[.*\]' is invalid for input of size",
         "The flat weight is cut into rows as long as a row of x: whole.view(-1, x.shape[1]), which is [out, in].",
     ),
     *WRONG_ROOM,

@@ -12,8 +12,12 @@ from picolib.course.exercises.lesson04b_refuse import GATHERS
 from picolib.course.words import number_of
 
 OBJECTS = 20_000  # bytes of Python's own objects that every answer makes
+ROOM = (
+    "There must be room for everybody's part in the first tensor: world size times len(shard) numbers, flat. The second "
+    "is this rank's own part."
+)
 WRONG_ROOM = (
-    (r"invalid tensor size", "There must be room for everybody's part: world size times len(shard) numbers, flat."),
+    (r"invalid tensor size", ROOM),
     (r"invalid tensor type", "Make room in the dtype of the shard: shard.new_empty(...)."),
 )
 ENOUGH = "dist.all_gather_into_tensor is enough"

@@ -138,3 +138,40 @@ def other_order(parameters, largest, ranks, each, card):
     state = sum(each) * parameters
     needed = state / ranks + whole
     return 15, needed <= card, needed
+
+
+@wrong(
+    "4.1",
+    "divided by the rank",
+    "the gradient that update gets is inf",
+    "such as by `rank` on rank 0",
+)
+def divided_by_the_rank(parameters, state, update):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    gradients = torch.cat([p.grad.flatten() for p in parameters])
+    gradients = F.pad(gradients, (0, -len(gradients) % n))
+    mean = torch.empty_like(gradients.chunk(n)[rank])
+    dist.reduce_scatter_tensor(mean, gradients)
+    update(torch.zeros_like(mean), mean / rank, state)
+
+
+@wrong("4.2", "no shards", "the shards are missing: every rank adds the squares of its own")
+def no_shards(shards, replicated, max_norm, group):
+    square = torch.zeros((), dtype=torch.float64)
+    dist.all_reduce(square, group=group)
+    return (square + sum(g.square().sum() for g in replicated)).sqrt().item()
+
+
+@wrong(
+    "4.3", "part and whole exchanged", "room for everybody's part in the first tensor", "The second is this rank's own"
+)
+def gathered_into_the_part(shards, layers, x):
+    for shard in shards:
+        dist.all_gather_into_tensor(shard, shard.new_empty(dist.get_world_size() * len(shard)))
+
+
+@wrong("4.4", "a flat weight", "The flat weight is cut into rows as long as a row of x")
+def flat_weight(shard, x):
+    whole = shard.new_empty(dist.get_world_size() * len(shard))
+    dist.all_gather_into_tensor(whole, shard.detach())
+    return x @ whole.T
