@@ -13,8 +13,8 @@ from picolib.course.words import number_of
 
 OBJECTS = 20_000  # bytes of Python's own objects that every answer makes
 ROOM = (
-    "There must be room for everybody's part in the first tensor: world size times len(shard) numbers, flat. The second "
-    "is this rank's own part."
+    "There must be room for everybody's part in the first tensor: world size times len(shard) numbers, flat. The "
+    "second is this rank's own part."
 )
 WRONG_ROOM = (
     (r"invalid tensor size", ROOM),
