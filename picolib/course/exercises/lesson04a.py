@@ -14,7 +14,8 @@ from picolib.course.exercises.lesson04a_step import judge_steps, step_cases, ste
 LESSON = "04A_zero"
 UNEVEN = (
     "A reduce-scatter gives every rank an equal part, so the length must be a multiple of the number of ranks. Put "
-    "zeros behind: torch.nn.functional.pad(x, (0, -len(x) % n))."
+    "zeros behind: torch.nn.functional.pad(x, (0, -len(x) % n)). The part comes first, then the whole: "
+    "dist.reduce_scatter_tensor(part, whole)."
 )
 LEAF = "A parameter may not be changed in place while autograd watches: write into p.data, or under torch.no_grad()."
 VIEW = "is a view and is being modified inplace"

@@ -175,3 +175,13 @@ def flat_weight(shard, x):
     whole = shard.new_empty(dist.get_world_size() * len(shard))
     dist.all_gather_into_tensor(whole, shard.detach())
     return x @ whole.T
+
+
+@wrong(
+    "4.1", "part and whole exchanged", "The part comes first, then the whole: dist.reduce_scatter_tensor(part, whole)"
+)
+def scattered_into_the_whole(parameters, state, update):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    whole = torch.cat([p.grad.flatten() for p in parameters])
+    whole = F.pad(whole, (0, -len(whole) % n))
+    dist.reduce_scatter_tensor(whole, torch.empty_like(whole.chunk(n)[rank]))
