@@ -22,12 +22,12 @@ from picolib.course.exercises.lesson05b_numbers import WEIGHTS, WIDTH, Whole, bl
 from picolib.course.exercises.lesson05b_told import gradient_fault, output_fault
 
 GATHERS, SCATTERS = ("all_gather_into_tensor", "all_gather"), ("reduce_scatter_tensor", "reduce_scatter")
-IN_TURN = 2  # numbers for each token of the group, of the three or four that a norm makes for each of its own
+IN_TURN = 2  # numbers for each token of the group; of its own a norm makes two to six each, and a quarter is its own
 HOW = "dist.all_gather_into_tensor, dist.reduce_scatter_tensor and one dist.all_reduce, in functions of your own"
 
 
 class Sizes(TorchDispatchMode):
-    """Inside, counts how many tensors of floats of each size are made."""
+    """Inside, counts how many tensors of floats of each size are made. Views don't count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +39,14 @@ class Sizes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        tensors = [one for one in tree_iter(result) if isinstance(one, torch.Tensor)]
+        known = {_place(one) for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)}
+        tensors = [one for one in tree_iter(result) if isinstance(one, torch.Tensor) and _place(one) not in known]
         self.found.update(one.numel() for one in tensors if one.is_floating_point())
         return result
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def run_block(fn: Callable, arguments: tuple) -> dict[str, Any]:

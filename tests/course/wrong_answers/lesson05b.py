@@ -245,6 +245,21 @@ def flattened(x, norm, up, down, group):
     return SCATTER((F.gelu(whole @ up.T) @ down.T).view(-1, batch * width), group).view(tokens, batch, width) + x
 
 
+@right("5.5", "RMSNorm step by step, gradients hooked after they are accumulated, a stack of tokens")
+def step_by_step(x, norm, up, down, group):
+    if not norm._post_accumulate_grad_hooks:
+        norm.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, group=group))
+
+    def gather(x, group):
+        stack = torch.empty(dist.get_world_size(group), *x.shape, dtype=x.dtype)
+        dist.all_gather(list(stack.unbind()), x.contiguous(), group=group)
+        return stack.flatten(0, 1)
+
+    mean_square = (x * x).sum(-1, keepdim=True) / x.shape[-1]
+    normed = norm * (x * (1 / torch.sqrt(mean_square + 1e-6)))
+    return x + pair(scattered, gather)(mlp(pair(gather, scattered)(normed, group), up, down), group)
+
+
 @wrong("5.5", "slices, times t", "backward slices")
 def slices_times_t(x, norm, up, down, group):
     enter = pair(gathered, lambda grad, group: own(grad, group) * dist.get_world_size(group))
@@ -311,6 +326,12 @@ def fewer_digits(x, norm, up, down, group):
 def token_by_token(x, norm, up, down, group):
     weight = SUMMED(norm, group)
     return x + SCATTER(mlp(torch.stack([rms(one, weight) for one in GATHER(x, group)]), up, down), group)
+
+
+@wrong("5.5", "the norm after the all-gather, a rank's tokens at a time", "the norm works on all")
+def rank_by_rank(x, norm, up, down, group):
+    weight, t = SUMMED(norm, group), dist.get_world_size(group)
+    return x + SCATTER(mlp(torch.cat([rms(one, weight) for one in GATHER(x, group).chunk(t)]), up, down), group)
 
 
 @wrong("5.5", "reduce-scatter first, all-gather behind", "gather in front of `up`")
