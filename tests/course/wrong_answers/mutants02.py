@@ -123,3 +123,9 @@ def into_the_wrong_chunk(x):
         sending = dist.isend(chunks[(rank + step) % n], (rank - 1) % n)
         dist.recv(chunks[(rank - 1 + step) % n], (rank + 1) % n)
         sending.wait()
+
+
+@wrong("2.8", "summed, and the argument returned", "still its own: what was all-reduced is another tensor")
+def returns_the_argument(metrics):
+    sums(metrics)
+    return metrics
