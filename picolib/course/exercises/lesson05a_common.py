@@ -181,13 +181,13 @@ def count_fault(attempt: Any, what: str, right: dict[str, tuple[int, str]]) -> s
     return None
 
 
-def too_many_numbers(record: Any, label: str, right: Sequence[int]) -> tuple[int, int] | None:
-    """(elements, right) of the first all-reduce after a note of this label that has more elements than it needs.
+def other_numbers(record: Any, label: str, right: Sequence[int]) -> tuple[int, int] | None:
+    """(elements, right) of the first all-reduce after a note of this label with more elements, or fewer, than is right.
 
-    right: for each such note, the elements that are enough.
+    right: for each such note, the elements of an all-reduce.
     """
     found = zip(reduced(record, label), right, strict=False)
-    return next(((size, enough) for sizes, enough in found for size in sizes if size > enough), None)
+    return next(((size, needed) for sizes, needed in found for size in sizes if size != needed), None)
 
 
 def in_the_graph(attempt: Any) -> str | None:

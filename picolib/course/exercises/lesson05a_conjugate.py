@@ -2,118 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from picolib.comm.gradcheck import spmd_gradcheck
-from picolib.course import observe
-from picolib.course.exercise import Case, Exercise
-from picolib.course.exercises.borrowed import borrowed, calls_into
-from picolib.course.exercises.data import generator
+from picolib.course.exercise import Exercise
+from picolib.course.exercises.borrowed import borrowed
 from picolib.course.exercises.lesson05a_common import (
-    AFTER,
     ALLOWED,
     LESSON,
-    READY_MADE,
     in_the_graph,
     of_the_learner,
     only_all_reduce,
+    other_numbers,
     reduced,
     same,
-    too_many_numbers,
 )
+from picolib.course.exercises.lesson05a_rounds import conjugate_cases, run_both
 from picolib.course.words import number_of, times
 
 TASK = {"f": "nothing forward, an all-reduce backward", "g": "an all-reduce forward, nothing backward"}
-
-
-def conjugate_cases(world_size: int, seed: int) -> list[Case]:
-    """Rank r has 10^r where ranks differ; then some rounds of random numbers, the last in float32 and 3 dimensions."""
-    random = generator(seed, world_size)
-    digits = lambda rank: torch.full((3,), 10.0**rank, dtype=torch.float64)  # noqa: E731
-    noise = lambda: torch.randn(2, 3, dtype=torch.float64, generator=random)  # noqa: E731
-    one = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    made = [Case("powers", tuple(([_round(one, digits(r), digits(r), one)],) for r in range(world_size)), None)]
-    rounds = [
-        [(x, noise(), noise(), grad) for _ in range(world_size)]
-        for x, grad in ((noise(), noise()) for _ in range(2 + seed % 4))
-    ]
-    eighths = lambda *shape: torch.randint(1, 80, shape, generator=random) / 8  # noqa: E731 (float32 adds them exactly)
-    even = lambda: eighths(1, 1, 1).expand(2, 1, 3)  # noqa: E731
-    x, grad = eighths(2, 1, 3), even()
-    rounds.append([(x, even(), eighths(2, 1, 3), grad) for _ in range(world_size)])
-    return [*made, Case("rounds", tuple(([_round(*r[rank]) for r in rounds],) for rank in range(world_size)), None)]
-
-
-def _round(f_x: torch.Tensor, f_grad: torch.Tensor, g_x: torch.Tensor, g_grad: torch.Tensor) -> dict[str, tuple]:
-    """The same on all ranks: f's input, g's incoming gradient. Each rank's own: f's incoming gradient, g's input."""
-    return {"f": (f_x, f_grad), "g": (g_x, g_grad)}
-
-
-def run_both(fn: Callable, arguments: tuple) -> dict[str, Any]:
-    """In a rank: both passes of both functions, for each round; where there is but one, the gradient check as well."""
-    (rounds,) = arguments
-    with calls_into(*READY_MADE) as called:
-        pair = fn()
-        fine = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(callable, pair))
-        if not fine:
-            return {"kind": type(pair).__name__, "rounds": [], "borrowed": called[:1], "checked": ""}
-        functions = dict(zip("fg", pair, strict=True))
-        passes = [{name: _passes(functions[name], name, *one[name]) for name in "fg"} for one in rounds]
-        fits = all(one[name]["fits"] for one in passes for name in "fg")
-        twice = _twice(*pair, *rounds[:2]) if fits and len(rounds) > 1 else None
-        borrowed_names = called[:1]
-    observe.note(AFTER)
-    checked = _gradcheck(*pair) if fits and len(rounds) == 1 else ""
-    return {"kind": "", "rounds": passes, "borrowed": borrowed_names, "checked": checked, "twice": twice}
-
-
-def _passes(function: Callable, name: str, x: torch.Tensor, grad: torch.Tensor) -> dict[str, Any]:
-    variable, given = x.clone().requires_grad_(), grad.clone()
-    if x.dtype == torch.float32:
-        given = given.flatten()[0].expand(grad.shape)  # as y.sum() sends it back: one number for all
-    observe.note(f"{name} forward")
-    y = function(variable)
-    observe.note(f"{name} backward")
-    fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
-    result = y.detach().clone() if isinstance(y, torch.Tensor) else None
-    if fits:
-        y.backward(given)
-    observe.note("between")
-    gradient = None if variable.grad is None else variable.grad.clone()
-    kept = torch.equal(variable.detach(), x), torch.equal(given, grad)
-    return {"kind": type(y).__name__, "fits": fits, "y": result, "x": gradient, "kept": list(kept)}
-
-
-def _twice(f: Callable, g: Callable, one: dict, two: dict) -> dict[str, Any]:
-    """Two calls that are alive together, as of the layers of q and k; and g where nobody wants a gradient."""
-    observe.note("twice")
-    variable = one["f"][0].clone().requires_grad_()
-    torch.autograd.backward([f(variable), f(variable)], [one["f"][1].clone(), two["f"][1].clone()])
-    first = g(one["g"][0].clone().requires_grad_())
-    g(two["g"][0].clone().requires_grad_())
-    first = first.detach().clone()
-    with torch.no_grad():
-        bare = g(one["g"][0].clone())
-    return {"f": variable.grad, "g": first, "bare": bare}
-
-
-def _gradcheck(f: Callable, g: Callable) -> str:
-    """What is wrong, with one element of one rank moved at a time; empty where nothing is."""
-    weight = torch.arange(1.0, 3.0, dtype=torch.float64) + dist.get_rank()
-    x = torch.tensor([0.3, -0.2], dtype=torch.float64)
-    f, g = (lambda x, one=one: one(x if x.requires_grad else x.clone().requires_grad_()) for one in (f, g))
-    try:
-        spmd_gradcheck(f, x, replicated_input=True)
-        spmd_gradcheck(g, weight[:1], replicated_output=True)
-        layer = lambda x: x + g(torch.tanh(weight * f(x)))  # noqa: E731
-        spmd_gradcheck(layer, x, replicated_input=True, replicated_output=True)
-    except AssertionError as error:
-        return str(error)
-    return ""
 
 
 def judge_both(attempt: Any) -> str | None:
@@ -156,7 +64,8 @@ def _fault(attempt: Any, number: int, name: str, rank: int) -> str | None:
     x, grad = attempt.case.inputs[rank][0][number][name]
     head = f"rank {rank}: {name}"
     if got["y"] is None or got["y"].shape != y.shape:
-        return f"{head}(x) must be a tensor like x, {list(y.shape)}, not {got['kind']}."
+        what = f"{head}(x) must be a tensor like x, {list(y.shape)}, not {got['kind']}."
+        return what + (" dist.all_reduce works in place and returns None." if got["kind"] == "NoneType" else "")
     if not got["kept"][0]:
         return f"{head} has changed its argument: all_reduce adds up in place, so give it a copy, x.clone()."
     if got["y"].dtype != y.dtype:
@@ -164,7 +73,12 @@ def _fault(attempt: Any, number: int, name: str, rank: int) -> str | None:
     if not same(got["y"], y):
         why = _of_one(attempt, number, name, "y") or _why_forward(name, got["y"], x, y, attempt.world_size)
         return f"{head}(x) is {_text(attempt, got['y'])}, and {_text(attempt, y)} is right. {why}"
-    if not got["fits"] or got["x"] is None:
+    if got["fits"] and got["x"] is None:
+        return (
+            f"{head}'s backward pass returned None, so x gets no gradient: return the gradient (dist.all_reduce works "
+            "in place, and itself returns None)."
+        )
+    if not got["fits"]:
         return f"{head}(x) has no graph, so x gets no gradient: return the class's apply(x), and both passes with it."
     if not same(got["x"], gradient):
         shown = f"{head}: the gradient of x is {_text(attempt, got['x'])}, and {_text(attempt, gradient)} is right. "
@@ -269,11 +183,11 @@ def _count_fault(attempt: Any) -> str | None:
                     f"{rank}; {count or 'none'} {'is' if count == 1 else 'are'} right. {name}: {TASK[name]}."
                 )
             sizes = [one[name][0].numel() for one in attempt.case.inputs[rank][0]]
-            more = too_many_numbers(record, label, sizes)
-            if more:
+            other = other_numbers(record, label, sizes)
+            if other:
                 return (
-                    f"The values are right, but {name}'s {way} pass all-reduces {more[0]} numbers on rank {rank}, and "
-                    f"x has {more[1]}: the sum itself is what an all-reduce leaves."
+                    f"The values are right, but {name}'s {way} pass all-reduces {number_of(other[0], 'number')} on "
+                    f"rank {rank}, and x has {other[1]}: the sum itself is what an all-reduce leaves."
                 )
     return None
 
@@ -315,6 +229,12 @@ EXERCISE = Exercise(
     ignores=ignoring,
     sizes=(4, 3, 2),
     allows=ALLOWED | {"spmd_gradcheck"},
+    raised=(
+        (
+            "leaf Variable that requires grad",
+            "all_reduce changes the tensor that it is given, and x is somebody else's: give it x.clone().",
+        ),
+    ),
     rules=(_instead, only_all_reduce("One dist.all_reduce does it.")),
     tags=("gradients",),
     verified="gradients equal to differences, with one number of one rank moved at a time; one all-reduce each",

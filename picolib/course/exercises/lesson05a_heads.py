@@ -121,7 +121,8 @@ def ask(fn: Any, arguments: tuple) -> dict[str, Any]:
         result["swapped"] = _places(said[1], qkv) is not None
         result["odd"] = _odd(said, given, (qkv, o))
     else:
-        result["kind"] = type(said).__name__
+        many = isinstance(said, (tuple, list)) and all(isinstance(part, torch.Tensor) for part in said)
+        result["kind"] = f"{len(said)} of them" if many else type(said).__name__
     return result
 
 
@@ -169,6 +170,8 @@ def _rows_fault(layout: Layout, output: dict) -> str | None:
         shown = output["shapes"][0]
         if output["swapped"]:
             return "the two parts are swapped: that of qkv comes first, then that of o."
+        if len(shown) == 3:
+            return f"the first part has shape {shown}: heads as a dimension of their own. Put them back: flatten(0, 1)."
         return (
             f"the first part, of shape {shown}, is not made of whole rows of qkv. Heads stand in its rows (output "
             f"features); each row has all {WIDTH} input features."
@@ -263,6 +266,8 @@ def _columns_fault(layout: Layout, output: dict) -> str | None:
         return None
     if columns is None:
         how = " It is cut by rows." if output["o_rows"] else ""
+        if output["shapes"][1] == [WIDTH, len(right)]:
+            return "the part of o has the right shape, but other numbers than o's columns: take them as they are."
         return (
             f"the part of o has shape {output['shapes'][1]}, and [{WIDTH}, {len(right)}] is right.{how} o takes in "
             "what the heads put out: it is the second matrix, cut by its input features (dim 1)."

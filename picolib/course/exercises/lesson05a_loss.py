@@ -99,14 +99,15 @@ def judge_loss(attempt: Any) -> str | None:
 
 
 def _numbers_fault(attempt: Any) -> str | None:
-    """More than three numbers a token."""
+    """More than three numbers a token, or fewer: then the others came by another way."""
     calls = attempt.case.inputs[0][0]
     for rank, record in enumerate(attempt.ranks):
         for sizes, (_, targets, _) in zip(reduced(record, "forward"), calls, strict=False):
-            if sum(sizes) > 3 * len(targets):
+            if sum(sizes) != 3 * len(targets):
+                why = "enough" if sum(sizes) > 3 * len(targets) else "needed"
                 return (
                     f"Loss and gradient are right, but rank {rank} all-reduces {sum(sizes)} numbers for {len(targets)} "
-                    "tokens. Three a token are enough: a maximum, and two sums."
+                    f"tokens. Three a token are {why}: a maximum, and two sums."
                 )
     return None
 
@@ -177,7 +178,9 @@ def _gradient_fault(attempt: Any, rank: int, got: dict, whole: Whole) -> str | N
             f"{head}It differs at each token's largest logit alone (tokens {numbers_text(rows)}): your maximum is part "
             "of the graph, and all_reduce does not tell autograd of the other ranks. It is a constant: logits.detach()."
         )
-    return head + "Sums that are added up over the ranks need g: dist.all_reduce tells autograd nothing."
+    if any(entry[0] == "graph" for entry in attempt.ranks[rank].entries):
+        return head + "Sums that are added up over the ranks need g: dist.all_reduce tells autograd nothing."
+    return head + "Both sums go through g, and nothing on the way to it may be detached but the maximum."
 
 
 def ignoring(attempt: Any) -> list[int]:
@@ -206,6 +209,10 @@ EXERCISE = Exercise(
     sizes=(4, 3, 2),
     allows=ALLOWED,
     raised=(
+        (
+            "leaf Variable that requires grad",
+            "logits are needed as they are: logits - largest is a new tensor, logits -= largest is not.",
+        ),
         (
             "out of bounds",
             "Targets are numbers of the whole vocabulary, and logits has this rank's words alone, from number "

@@ -30,7 +30,7 @@ from picolib.course.exercises.lesson05a_common import (
     same,
 )
 from picolib.course.exercises.lesson05a_weights import NAMES, SIZES, assembled, mlp_cases, rights
-from picolib.course.words import apart, times
+from picolib.course.words import apart, number_of, times
 
 NO_SUM = (
     "Cut by its input features first, each rank has a summand of every hidden number, and GeLU(a + b) is not "
@@ -194,6 +194,10 @@ def _gradient_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list
         if not same(got[name], exact):
             more = max(map(len, reduced(attempt.ranks[rank], "backward"))) > 1 and not same(got[name], n * exact)
             why = _MORE if more and name == "x" else _why(name, got[name], exact, n)
+            if all(output["calls"][right["number"]][name] is None for output in attempt.outputs):
+                why = f"No rank has any: is `{name}` detached?"
+            if name == "x" and why == _F and not same(got["x"], _share(batch, part)):
+                why = _CUT if not bool(got["x"].abs().max() > 1e-9) else _ELSEWHERE
             return f"rank {rank}: the gradient of `{name}` is wrong. {why}"
     return None
 
@@ -202,10 +206,11 @@ def _size_fault(attempt: Any, rank: int, got: dict, right: dict, batch: list) ->
     """The numbers of an all-reduce: those of the output, those of x."""
     for way, name in (("forward", "y"), ("backward", "x")):
         calls = reduced(attempt.ranks[rank], way)[right["number"]]
-        if max(calls, default=0) > right[name].numel():
+        size = calls[0] if len(calls) == 1 else right[name].numel()
+        if size != right[name].numel():
             return (
-                f"Output and gradients are right, but rank {rank} all-reduces {max(calls)} numbers in the {way} pass, "
-                f"and {name} has {right[name].numel()}: the sum itself is what an all-reduce leaves."
+                f"Output and gradients are right, but rank {rank} all-reduces {number_of(size, 'number')} in the {way} "
+                f"pass, and {name} has {right[name].numel()}: the sum itself is what an all-reduce leaves."
             )
     return None
 
@@ -214,19 +219,33 @@ _OTHER_USES = (
     "x has another use as well, as beside a residual connection, and the gradient of that was added up over the ranks, "
     "too. A hook belongs on a tensor of the layer's own, such as x.view_as(x), which is what f makes."
 )
+_F = (
+    "That is what comes through this rank's columns alone; each rank has another share of it, and they have to be "
+    "added up: x enters through f."
+)
+_CUT = "There is none: is x detached?"
+_ELSEWHERE = (
+    "It is neither the whole nor this rank's share: f belongs where x enters, before the first matrix, and nothing on "
+    "the way from there may be detached."
+)
 _MORE = (
     "More than one all-reduce runs in the backward pass. f belongs where x enters, once: further in each rank has "
     "gradients of its own numbers, which are no shares of one."
 )
 
 
+def _share(batch: list, part: slice) -> torch.Tensor:
+    """The gradient of x through these hidden numbers alone."""
+    x, up, up_bias, down, _, grad = batch
+    x = x.clone().requires_grad_()
+    (F.gelu(F.linear(x, up[part], up_bias[part])) @ down[:, part].T).backward(grad)
+    return x.grad  # type: ignore[return-value]
+
+
 def _why(name: str, got: torch.Tensor | None, exact: torch.Tensor, n: int) -> str:
     nothing = got is None or not bool(got.abs().sum())
     if name == "x" and (nothing or not any(same(got, exact * k) for k in (n, n * n, 1 / n))):
-        return (
-            "That is what comes through this rank's columns alone; each rank has another share of it, and they have to "
-            "be added up: x enters through f."
-        )
+        return _F
     if name == "down_bias" and nothing:
         return "Another rank adds it. Every rank keeps this bias, so every rank needs its gradient: add it after g."
     for factor in (n, n * n, 1 / n):

@@ -531,3 +531,61 @@ def token_by_token(logits, targets, g):
         found.append(row[place] - top if 0 <= place < words else row.new_zeros(()))
     total, target = g(torch.stack(exponentials + found)).chunk(2)
     return (total.log() - target).mean(0, keepdim=True)
+
+
+@wrong("5.1", "no return in f's backward pass", "f's backward pass returned None", "return the gradient")
+def no_return():
+    def backward(grad):
+        summed(grad)
+
+    return function(passed_on, backward), function(summed, passed_on)
+
+
+@wrong("5.2", "x detached", "is x detached?")
+def x_detached(x, up, up_bias, down, down_bias, f, g):
+    return by_chunks(x.detach(), up, up_bias, down, down_bias, f, g)
+
+
+@wrong("5.2", "the bias detached", "is `down_bias` detached?")
+def bias_detached(x, up, up_bias, down, down_bias, f, g):
+    return by_chunks(x, up, up_bias, down, down_bias.detach(), f, g)
+
+
+@wrong("5.2", "a gate detached", "neither the whole nor this rank's share", "may be detached")
+def gate_detached(x, up, up_bias, down, down_bias, f, g):
+    hidden = F.linear(f(x), part(up), part(up_bias))
+    hidden = hidden * (0.5 * (1 + torch.erf(hidden / 2**0.5))).detach()
+    return g(F.linear(hidden, part(down, 1))) + down_bias
+
+
+@wrong("5.3", "scaled columns of o", "other numbers than o's columns")
+def scaled_columns(qkv, o, heads, kv_heads, rank, ranks):
+    mine, columns = own_parts(qkv, o, heads, kv_heads, rank, ranks)
+    return mine, columns / ranks
+
+
+@wrong("5.3", "heads as a dimension of their own", "flatten(0, 1)")
+def heads_as_a_dimension(qkv, o, heads, kv_heads, rank, ranks):
+    mine, columns = own_parts(qkv, o, heads, kv_heads, rank, ranks)
+    return mine.unflatten(0, (-1, o.shape[1] // heads)), columns
+
+
+@wrong("5.3", "four tensors", "not 4 of them")
+def four_tensors(qkv, o, heads, kv_heads, rank, ranks):
+    return *qkv.chunk(3), o
+
+
+@wrong("5.4", "the target's logit detached", "may be detached but the maximum")
+def target_detached(logits, targets, g):
+    exponentials, found = two_parts(logits, targets)
+    total, target = g(torch.stack([exponentials, found.detach()]))
+    return (total.log() - target).mean()
+
+
+@wrong("5.4", "subtracts in place", "logits -= largest is not")
+def in_place_maximum(logits, targets, g):
+    largest = logits.detach().amax(1)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    logits -= largest.unsqueeze(1)
+    exponentials, target = g(torch.stack(two_parts(logits, targets)))
+    return (exponentials.log() - target).mean()
