@@ -15,13 +15,14 @@ SIGMAS = 6.0
 
 
 def judge_masks(attempt: Any) -> str | None:
-    """Values, then who agrees with whom, then how calls differ, then from what it all follows."""
+    """Values, who agrees with whom, how calls differ, how many are dropped, and from what it all follows."""
     groups = attempt.case.inputs[0][0]["groups"]
     for rank in range(attempt.world_size):
         text = _value_fault(attempt, rank)
         if text:
             return f"{who(groups, rank)}: {text}"
-    for look in (_call_faults, _repeated, _moved, _alike, _from_the_stream):
+    # A mask that comes twice makes rates vary more than chance does, so it is looked for first.
+    for look in (_call_faults, _repeated, _moved, _rates, _alike, _from_the_stream):
         for ranks in groups:
             text = look(attempt, ranks)
             if text:
@@ -46,7 +47,7 @@ def _name(attempt: Any, call: int) -> str:
 
 
 def _value_fault(attempt: Any, rank: int) -> str | None:
-    """Each number is dropped or kept and scaled, as many as p says, and so are gradients."""
+    """Each number is dropped or kept and scaled, and so are gradients."""
     given = attempt.case.inputs[rank][0]
     for run in attempt.outputs[rank]["runs"]:
         xs = given["x"][given["back"] :] if run == "back" else given["x"]
@@ -56,7 +57,15 @@ def _value_fault(attempt: Any, rank: int) -> str | None:
             text = _scale_fault(x, call["y"], call["gradient"], given["p"])
             if text:
                 return text
-    return _rate_fault(torch.stack(_masks(attempt, rank)), given["p"])
+    return None
+
+
+def _rates(attempt: Any, ranks: Sequence[int]) -> str | None:
+    for rank in ranks:
+        text = _rate_fault(torch.stack(_masks(attempt, rank)), attempt.case.inputs[0][0]["p"])
+        if text:
+            return f"rank {rank}: {text}"
+    return None
 
 
 def _rate_fault(masks: torch.Tensor, p: float) -> str | None:
