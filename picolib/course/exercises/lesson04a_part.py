@@ -89,6 +89,8 @@ def _whose(attempt: Any, rank: int, counts: set) -> str:
     value = next(x for call in attempt.outputs[rank]["calls"][0] for x in call["gradient"].flatten().tolist() if x)
     if not math.isfinite(value):
         return f"{what} {value:g}. Is something divided by 0, such as by `rank` on rank 0?"
+    if abs(value - (10**n - 1) / 9 * n) < 1e-2:
+        return f"{what} exactly {times(n * n)} too big: the sum is multiplied by {n}, where it should be divided."
     divisor = (10**n - 1) / 9 / value  # of the sum, whose digits are all 1
     if abs(divisor - round(divisor)) < 1e-2 and round(divisor) > 0:
         return f"{what} the sum divided by {round(divisor)}, and there are {n} ranks."

@@ -126,3 +126,16 @@ def parts_and_parameters(buckets):
                 p.grad.copy_(part.view_as(p))
 
     return finish
+
+
+@wrong("3.3", "a byte too few from the second bucket on", "10, 68, 30, 6", "where 10, 8, 60, 30, 6 are right")
+def a_byte_too_few(parameters, cap_bytes):
+    buckets, waiting, held = [], [], 0
+    for p in reversed(parameters):
+        waiting.append(p)
+        held += p.grad.numel() * p.grad.element_size()
+        if held >= cap_bytes:
+            buckets.append(waiting)
+            waiting, held = [], -1
+    for bucket in [*buckets, waiting] if waiting else buckets:
+        one_bucket(bucket)

@@ -155,6 +155,16 @@ def divided_by_the_rank(parameters, state, update):
     update(torch.zeros_like(mean), mean / rank, state)
 
 
+@wrong("4.1", "multiplied by N", "exactly 16x too big: the sum is multiplied by 4, where it should be divided")
+def gradient_multiplied(parameters, state, update):
+    n, rank = dist.get_world_size(), dist.get_rank()
+    gradients = torch.cat([p.grad.flatten() for p in parameters])
+    gradients = F.pad(gradients, (0, -len(gradients) % n))
+    mean = torch.empty_like(gradients.chunk(n)[rank])
+    dist.reduce_scatter_tensor(mean, gradients)
+    update(torch.zeros_like(mean), mean * n, state)
+
+
 @wrong("4.2", "no shards", "the shards are missing: every rank adds the squares of its own")
 def no_shards(shards, replicated, max_norm, group):
     square = torch.zeros((), dtype=torch.float64)
