@@ -20,6 +20,7 @@ from picolib.course.exercises.lesson04a_common import (
 from picolib.course.words import apart, ranks_text
 
 FEATURES, HIDDEN = 5, 12  # 5·12 + 12 + 12 parameters: 84, which 2, 3 and 4 divide
+TOKENS = 6
 BETAS = (0.9, 0.95)
 CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
@@ -53,13 +54,13 @@ TOTAL = FEATURES * HIDDEN + 2 * HIDDEN
 
 
 def moved_cases(world_size: int, seed: int) -> list[Case]:
-    """Some batches for each rank, nobody knows how many, of four tokens each."""
+    """Some batches for each rank, nobody knows how many, of six tokens each (which is no number of ranks)."""
     random = generator(seed, world_size)
     steps = int(torch.randint(4, 13, (), generator=random))
     start = torch.randn(TOTAL, dtype=torch.float64, generator=random) / 2
     lr = 0.01 + 0.04 * torch.rand((), generator=random).item()
     batches = [
-        [torch.randn(4, FEATURES + 1, dtype=torch.float64, generator=random) for _ in range(steps)]
+        [torch.randn(TOKENS, FEATURES + 1, dtype=torch.float64, generator=random) for _ in range(steps)]
         for _ in range(world_size)
     ]
     given = [{"start": start, "batches": mine, "lr": lr} for mine in batches]
@@ -245,6 +246,8 @@ def _factor(attempt: Any) -> str | None:
         if factor in (None, 1):
             continue
         what = f"exactly {n}x too big: the sum over the ranks" if factor == n else f"{factor:g} times their mean"
+        if factor == TOKENS:
+            what = f"exactly {TOKENS}x too big: the sum over the {TOKENS} tokens of a batch, whose mean is asked for"
         return (
             f"rank {rank}: the gradient that the optimizer gets is {what}. (AdamW hides it: its steps come out almost "
             "as if nothing were wrong.)"

@@ -69,6 +69,8 @@ def _told(attempt: Any, part: int, got: torch.Tensor, layer: int) -> str:
             if torch.equal(shard.flatten(), got):
                 where = f"the part of rank {rank}" + (f" of layer {i}" if i != layer else "")
                 return f"There stands {where}. Parts stand in the order of the ranks: {part} is rank {part}'s."
+    if not any(call[0] in GATHERS for record in attempt.ranks for call in record.collectives):
+        return "Nobody's part stands there: nothing was gathered."
     return "Nobody's part stands there: was it used before it had arrived?"
 
 

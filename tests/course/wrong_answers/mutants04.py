@@ -12,14 +12,14 @@ from picolib import comm
 from . import wrong
 
 
-def sharded_training(model, batches, lr, factor=None):
+def sharded_training(model, batches, lr, factor=None, loss=torch.Tensor.mean):
     n, rank = dist.get_world_size(), dist.get_rank()
     flat = nn.utils.parameters_to_vector(model.parameters()).detach()
     nn.utils.vector_to_parameters(flat, model.parameters())
     shard = nn.Parameter(flat.chunk(n)[rank].clone())
     optimizer = torch.optim.AdamW([shard], lr=lr, betas=(0.9, 0.95))
     for batch in batches:
-        model(batch).mean().backward()
+        loss(model(batch)).backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
         model.zero_grad()
         shard.grad = torch.empty_like(shard)
@@ -39,6 +39,11 @@ def cut_off(parameters, state, update):
 @wrong("4.6", "the last batch first", "the last batch was taken first")
 def last_batch_first(model, batches, lr):
     sharded_training(model, batches[::-1], lr)
+
+
+@wrong("4.6", "the sum over the tokens", "exactly 6x too big: the sum over the 6 tokens of a batch")
+def sum_over_tokens(model, batches, lr):
+    sharded_training(model, batches, lr, loss=torch.Tensor.sum)
 
 
 @wrong("4.6", "multiplied by N", "the gradient that the optimizer gets is 16 times their mean", "AdamW hides it")
@@ -195,3 +200,10 @@ def scattered_into_the_whole(parameters, state, update):
     whole = torch.cat([p.grad.flatten() for p in parameters])
     whole = F.pad(whole, (0, -len(whole) % n))
     dist.reduce_scatter_tensor(whole, torch.empty_like(whole.chunk(n)[rank]))
+
+
+@wrong("4.3", "nothing gathered", "Nobody's part stands there: nothing was gathered")
+def not_gathered(shards, layers, x):
+    for shard, layer in zip(shards, layers, strict=True):
+        x = layer(shard.new_zeros(dist.get_world_size() * len(shard)), x)
+    return x
