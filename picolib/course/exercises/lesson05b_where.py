@@ -36,6 +36,9 @@ def where_cases(world_size: int, seed: int) -> list[Case]:
         Layer(16, 2, 8, NVLINK, INFINIBAND, s, 1, h, 2),
         Layer(4, 8, 8, NVLINK, ETHERNET, s, pick(random, 2, 3), h, 2),
         Layer(4, 2, 8, NVLINK, ETHERNET, s, 1, h, 2),
+        Layer(3, 4, 4, PCIE, ETHERNET, s, 1, h, 2),  # ranks 3 4 5 are neighbours, on two nodes
+        Layer(4, 3, 4, PCIE, INFINIBAND, few // 8, 1, h, 2),
+        Layer(3, 2, 8, NVLINK, ETHERNET, s, 1, h, 2),
         Layer(8, 1, 8, PCIE, ETHERNET, s, 1, h, 2),
         Layer(1, 8, 4, NVLINK, INFINIBAND, s, 1, h, 4),
     ]
@@ -79,18 +82,23 @@ def _choice_fault(layer: Layer, said: Any, right: dict[str, float]) -> str | Non
 
 
 def bill(layer: Layer, which: str, *, count: int = REDUCED, latency: str = "each", hops: int = 2, whole: str = "",
-         bits: int = 8, mean: bool = False, near: bool | None = None, far: bool | None = None, parts: str = "tp dp",
-         **sizes: float) -> float:  # fmt: skip
+         bits: int = 8, inside_bits: int = 1, mean: bool = False, near: bool | None = None, far: bool | None = None,
+         parts: str = "tp dp", gradient_sums: int = 1, **sizes: float) -> float:  # fmt: skip
     """Seconds by the formula, and with keywords by a mistaken one.
 
     count: all-reduces of tensor parallelism; latency: of "each" message, "once" a ring, "none", or the "larger" of it
     and the bytes' time; hops: 2 for 2(n-1); whole: messages of the whole ("message"), or all bytes twice ("bytes").
-    bits: of a byte; mean: of both links on several nodes; near, far: whether neighbours, and the other groups, are
-    taken to be within one node; parts: whose rings; sizes: bytes of activations and gradients.
+    bits, inside_bits: what the rates are divided by; mean: of both links on several nodes; near, far: whether
+    neighbours, and the other groups, are taken to be within one node; parts: whose rings; gradient_sums: all-reduces
+    of gradients; sizes: bytes of activations and gradients.
     """
-    inner, n = (layer.tp if which == "tp" else layer.dp), layer.tp * layer.dp
-    within = inner <= layer.per_node if near is None else near, n <= layer.per_node if far is None else far
-    links = {True: layer.inside, False: (layer.network[0], layer.network[1] / bits)}
+    inner, together = (layer.tp if which == "tp" else layer.dp), layer.tp * layer.dp <= layer.per_node
+    fits = together or layer.per_node % inner == 0  # else the end of a node cuts a group in two
+    within = fits if near is None else near, together if far is None else far
+    links = {
+        True: (layer.inside[0], layer.inside[1] / inside_bits),
+        False: (layer.network[0], layer.network[1] / bits),
+    }
     if mean:
         links[False] = tuple(sum(pair) / 2 for pair in zip(*links.values(), strict=True))
 
@@ -103,7 +111,7 @@ def bill(layer: Layer, which: str, *, count: int = REDUCED, latency: str = "each
 
     tp, dp = within if which == "tp" else within[::-1]
     tensor = count * ring(layer.tp, sizes.get("activations", layer.activations), links[tp])
-    data = ring(layer.dp, sizes.get("gradients", layer.gradients), links[dp])
+    data = gradient_sums * ring(layer.dp, sizes.get("gradients", layer.gradients), links[dp])
     return ("tp" in parts) * tensor + ("dp" in parts) * data
 
 
@@ -129,11 +137,18 @@ def _mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "That is n - 1 messages: an all-reduce is a reduce-scatter and an all-gather, 2(n-1) of them.", {"hops": 1}
     yield f"You take the link inside for groups that are not within one node: {SLOWEST}", {"near": True, "far": True}
     yield f"You take the mean of both links for a group on several nodes: {SLOWEST}", {"mean": True}
-    yield f"Neighbours are within one node only where they are at most per_node: {SLOWEST}", {"near": True}
+    yield _cut_in_two(layer), {"near": True}
     yield f"Ranks that are not neighbours reach over all nodes: {SLOWEST}", {"far": True}
-    yield "A group of at most per_node neighbours is within one node, and uses the link inside.", {"near": False}
+    yield (
+        "A group of at most per_node neighbours is within one node, unless the end of a node cuts it in two: then it "
+        "uses the link inside.",
+        {"near": False},
+    )
     yield "With tp * dp <= per_node there is one node, and no network.", {"far": False}
     yield "The network's rate is in bits a second: divide by 8 for bytes.", {"bits": 1}
+    yield "The rate of the link inside a node is in bytes already: nothing to divide by 8.", {"inside_bits": 8}
+    yield "Each link's rate has its own unit: inside a node bytes, on the network bits.", {"inside_bits": 8, "bits": 1}
+    yield "The gradients are all-reduced once a step, not twice.", {"gradient_sums": 2}
     yield (
         "The network's rate, in bits a second, is divided by 8 and by nothing else: each rank has a card.",
         {"bits": 64},
@@ -149,6 +164,19 @@ def _mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "Numbers are no bytes: multiply by `each`.", {"activations": stream / each, "gradients": gradients / each}
     yield "Gradients are numbers of `each` bytes, too.", {"gradients": gradients / each}
     yield "Activations are numbers of `each` bytes, too.", {"activations": stream / each}
+
+
+def _cut_in_two(layer: Layer) -> str:
+    """What is wrong with taking all neighbours to be within one node."""
+    for groups in (layer.groups("tp")[0], layer.groups("dp")[1]):
+        crossing = next((one for one in groups if one[0] // layer.per_node != one[-1] // layer.per_node), [])
+        if 0 < len(crossing) <= layer.per_node:
+            first, last = crossing[0], crossing[-1]
+            return (
+                f"Look at every group, not at the first alone: the group of ranks {first} to {last} crosses from one "
+                f"node of {layer.per_node} to the next, and the layer waits for the slowest group."
+            )
+    return f"Neighbours are within one node only where they are at most per_node: {SLOWEST}"
 
 
 def _why(layer: Layer, said: list, which: str) -> str:
@@ -205,8 +233,9 @@ EXERCISE = Exercise(
     hints=(
         "A ring of n ranks: 2 * (n - 1) * (latency + nbytes / n / rate), with the slowest link that it crosses. Write "
         "that as a function of its own. The network's rate is in bits.",
-        "Neighbours are within one node where the group has at most per_node ranks; the other groups reach over all "
-        "ranks, so they are within one node where tp * dp <= per_node.",
+        "Is every group of neighbours within one node? With tp = 3 on nodes of 4 ranks, 0 1 2 is, and 3 4 5 is not: "
+        "list the groups and compare rank // per_node, or ask whether per_node % tp == 0. The other groups reach over "
+        "all ranks. Where tp * dp <= per_node there is one node.",
         "Tensor parallelism: 4 rings of s * b * h * each bytes. Data parallelism: 1 of 12 * h * h / tp * each. Add "
         "them up, for both layouts, and compare.",
     ),

@@ -701,8 +701,8 @@ def ring(n, nbytes, link):
 @right("5.7", "a ring, and which group is within a node")
 def by_rings(tp, dp, per_node, inside, network, s, b, h, each):
     network = network[0], network[1] / 8
-    near = {"tp": inside if tp <= per_node else network, "dp": inside if dp <= per_node else network}
     far = inside if tp * dp <= per_node else network
+    near = {"tp": inside if per_node % tp == 0 else far, "dp": inside if per_node % dp == 0 else far}
     seconds = {
         which: 4 * ring(tp, s * b * h * each, near["tp"] if which == "tp" else far)
         + ring(dp, 12 * h * h / tp * each, near["dp"] if which == "dp" else far)
@@ -736,8 +736,9 @@ def lived(count=4, ring=ring, bits=8, gradients=lambda h, tp: 12 * h * h / tp, c
         link = {True: inside, False: (network[0], network[1] / bits) if crosses else inside}
         seconds = {}
         for near in ("tp", "dp"):
-            tp_link = link[(tp if near == "tp" else tp * dp) <= per_node]
-            dp_link = link[(dp if near == "dp" else tp * dp) <= per_node]
+            together = tp * dp <= per_node
+            tp_link = link[together or (near == "tp" and per_node % tp == 0)]
+            dp_link = link[together or (near == "dp" and per_node % dp == 0)]
             seconds[near] = add(count * ring(tp, s * b * h * each, tp_link), ring(dp, gradients(h, tp) * each, dp_link))
         return *seconds.values(), min(seconds, key=seconds.get)
 
@@ -824,8 +825,9 @@ def placed(near=None, far=None):
 
     def answer(tp, dp, per_node, inside, network, s, b, h, each):
         link = {True: inside, False: (network[0], network[1] / 8)}
-        close = {n: link[n <= per_node if near is None else near(n, per_node)] for n in (tp, dp)}
-        others = link[tp * dp <= per_node if far is None else far]
+        together = tp * dp <= per_node
+        close = {n: link[together or per_node % n == 0 if near is None else near(n, per_node)] for n in (tp, dp)}
+        others = link[together if far is None else far]
         stream, gradients = s * b * h * each, 12 * h * h / tp * each
         first = 4 * ring(tp, stream, close[tp]) + ring(dp, gradients, others)
         second = 4 * ring(tp, stream, others) + ring(dp, gradients, close[dp])
@@ -837,6 +839,26 @@ def placed(near=None, far=None):
 @wrong("5.7", "neighbours always within a node", "only where they are at most per_node")
 def always_within(*args):
     return placed(near=lambda n, per_node: True)(*args)
+
+
+@wrong("5.7", "neighbours' first group looked at, and no other", "the group of ranks 3 to 5 crosses from one node")
+def first_group_alone(*args):
+    return placed(near=lambda n, per_node: n <= per_node)(*args)
+
+
+@wrong("5.7", "groups that divide a node, though there is one node only", "there is one node, and no network")
+def divides(*args):
+    return placed(near=lambda n, per_node: per_node % n == 0, far=False)(*args)
+
+
+@wrong("5.7", "the rate inside a node divided by 8, too", "in bytes already")
+def all_rates_in_bits(tp, dp, per_node, inside, *rest):
+    return lived()(tp, dp, per_node, (inside[0], inside[1] / 8), *rest)
+
+
+@wrong("5.7", "gradients all-reduced twice", "all-reduced once a step")
+def gradients_twice(*args):
+    return lived(gradients=lambda h, tp: 12 * h * h / tp, add=lambda a, b: a + 2 * b)(*args)
 
 
 @wrong("5.7", "a group that fills its node taken for a larger one", "at most per_node neighbours is within one node")
