@@ -22,7 +22,12 @@ from .test_widgets import controls, shown
 def test_at_break_even_a_layer_waits_as_long_as_it_computes_whatever_the_tokens(model, ranks):
     link = Link(0.0, break_even(model, ranks))
     assert waiting(model, ranks, 1024, link) == pytest.approx(0.5) == waiting(model, ranks, 65536, link)
-    assert waiting(model, ranks, 1024, link, hidden=True) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("faster, left", [(1.0, 1 / 2 - 1 / 3), (1.5, 0.0), (0.75, 2 / 3 - 1 / 3), (0.5, 2 - 1.0)])
+def test_overlap_hides_within_each_pass_and_forward_needs_more_than_backward(faster, left):
+    link = Link(0.0, faster * break_even(MODELS[1], 8))  # left: what is exposed, in parts of what is computed
+    assert waiting(MODELS[1], 8, 8192, link, hidden=True) == pytest.approx(left / (1 + left), abs=1e-9)
 
 
 def test_latency_is_that_of_the_named_links_and_in_between():
@@ -35,9 +40,10 @@ def test_the_explorer_answers_its_question():
     explorer = link_explorer()
     model, tokens, overlap = (controls(explorer)[name] for name in ("model", "tokens b·s", "overlap"))
     assert "8 ranks: NVLink 4 26%, PCIe 5 69%, 100G Ethernet 92%" in explorer.picture.alt
+    assert explorer.picture.alt in shown(explorer)
+    overlap.value = "all that can be"
     assert "8 ranks: NVLink 4 0%, PCIe 5 56%, 100G Ethernet 91%" in shown(explorer)
     overlap.value = "nothing is hidden"
-    assert explorer.picture.alt in shown(explorer)
     tokens.value = 32768
     assert "8 ranks: NVLink 4 24%, PCIe 5 69%" in shown(explorer)  # less latency, no more
     model.value = "Llama 3.1 405B"

@@ -5,6 +5,10 @@ grow with the tokens, so they cancel, and one speed is left at which a layer wai
 
     B = 8(t-1)·h·(bytes of a number)·(operations a second) / 6P
 
+Overlap hides at best what a pass has to compute. Forward has half of the bytes and a third of the operations, so it
+needs 1.5·B to hide all of them; backward, with two thirds, 0.75·B. (A gather that hides behind its own product alone
+needs more, where that product is small: attention's.)
+
 (Between the named links, latency is interpolated.)
 """
 
@@ -21,6 +25,7 @@ from picolib.course.figures.tensor_share import ALL_REDUCES, BYTES, LINKS, Block
 from picolib.course.style import ACCENT, INK, LARGE, MUTED, SMALL, WIDTH, series_color
 from picolib.launch.links import Link
 
+PASSES = (1 / 3, 2 / 3)  # of the operations, forward and backward; each has half of the bytes
 SPEEDS = [10 ** (9 + i / 20) for i in range(61)]  # bytes a second: 1 GB/s to 1 TB/s
 
 
@@ -30,9 +35,10 @@ def break_even(block: Block, ranks: int, flops: float = FLOPS) -> float:
 
 
 def waiting(block: Block, ranks: int, tokens: float, link: Link, hidden: bool = False) -> float:
-    """The part of a layer's time, 0 to 1, in which a rank only waits. hidden: with perfect overlap."""
+    """The part of a layer's time, 0 to 1, in which a rank only waits. hidden: with perfect overlap within each pass."""
     one = share(block, ranks, tokens, link)
-    exposed = max(0.0, one.exposed - one.compute) if hidden else one.exposed
+    left = (max(0.0, one.exposed / len(PASSES) - part * one.compute) for part in PASSES)
+    exposed = sum(left) if hidden else one.exposed
     return exposed / (one.compute + exposed)
 
 

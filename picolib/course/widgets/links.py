@@ -16,7 +16,7 @@ OVERLAP = {"nothing is hidden": False, "all that can be": True}
 def link_explorer(model: str = "Llama 3 8B", tokens: int = 8192, question: str = QUESTION) -> Explorer:
     """The part of its time that a layer waits, against the link's bandwidth, for 2 to 16 ranks, by formula.
 
-    Static: nothing is hidden. The sliders begin with perfect overlap, so that the two stand one above the other.
+    Static, and where the sliders begin: nothing is hidden. Overlap hides in each pass what that has to compute.
     """
     blocks = {block.name: block for block in BLOCKS}
 
@@ -26,6 +26,6 @@ def link_explorer(model: str = "Llama 3 8B", tokens: int = 8192, question: str =
     controls = {
         "name": choice("model", list(blocks), model),
         "tokens": slider("tokens b·s", [(f"{t:,}", t) for t in sorted({*TOKENS, tokens})], tokens),
-        "overlap": choice("overlap", list(OVERLAP), "all that can be"),
+        "overlap": choice("overlap", list(OVERLAP), "nothing is hidden"),
     }
     return explorer(question, link_speed(blocks[model], tokens, RANKS), draw, controls)
