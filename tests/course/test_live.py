@@ -69,3 +69,12 @@ def test_calls_in_a_new_thread_are_seen_and_an_import_is_no_call():
         thread.start()
         thread.join()
     assert called == ["colorsys.rgb_to_hsv"]
+
+
+def test_new_gradients_are_made_as_they_should_and_those_added_to_in_place_are_none():
+    first, second = numbers().requires_grad_(), numbers().requires_grad_()
+    first.grad, second.grad = numbers(), numbers()
+    with Live([first, first.grad, second, second.grad]) as live:
+        first.grad += 1
+        second.grad = second.grad + 1
+        assert live.not_its_own([first.grad, second.grad, second.grad.view(-1)]) == live.now == SIZE

@@ -70,11 +70,17 @@ def _step(fn: Callable, layers: nn.ModuleList, x: torch.Tensor) -> dict[str, Any
         kept = {"objects": live.objects() / x.nbytes, "tensors": live.now / x.nbytes}
         _backward(output)
         output = output.detach().clone()
-        left = (live.objects() + live.now) / x.nbytes
+        anew = live.not_its_own(owner.grad for owner in owners.values() if owner.grad is not None)
+        left = (live.objects() + live.now - anew) / x.nbytes
     runs = [live.products[number] - 1 for number in range(len(layers))]  # one product is that of backward
-    gradients = {name: tensor.grad - 1 for name, tensor in owners.items()}
+    gradients = {name: gradient_of(tensor) for name, tensor in owners.items()}
     sizes = {**kept, "most": live.most / x.nbytes, "left": left}
     return {"output": output, "gradients": gradients, "runs": runs, **sizes}
+
+
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What the step has added to the ones that were there: nothing where .grad is gone."""
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad - 1
 
 
 def _backward(output: torch.Tensor) -> None:

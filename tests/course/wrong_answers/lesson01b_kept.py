@@ -3,7 +3,7 @@
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from . import wrong
+from . import right, wrong
 from .lesson01b import Again, function_for_each, keeps_everything
 
 KEPT = []  # what a module's global holds, nobody lets go of
@@ -207,6 +207,37 @@ def hangs_on_nothing(layers, x):
 
     y.requires_grad_().register_hook(back)
     return y * 1
+
+
+class ByGrad(Again):
+    """Gradients by autograd.grad, added to the parameters' .grad by hand: each sum is a new tensor."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        parameters = list(ctx.layer.parameters())
+        with torch.enable_grad():
+            output = ctx.layer(x)
+        of_x, *found = torch.autograd.grad(output, [x, *parameters], gradient)
+        for p, g in zip(parameters, found, strict=True):
+            p.grad = g if p.grad is None else p.grad + g
+        return of_x, None
+
+
+@right("1.4", "new tensors in .grad, added up by hand")
+def new_gradients(layers, x):
+    return through(ByGrad, layers, x)
+
+
+@wrong("1.4", "new tensors in .grad, and inputs in a global", "the step is over", "times the input lives on")
+def new_gradients_and_a_global(layers, x):
+    class Global(ByGrad):
+        @staticmethod
+        def forward(ctx, x, layer):
+            KEPT.append(x.detach())
+            return Again.forward(ctx, x, layer)
+
+    return through(Global, layers, x)
 
 
 @wrong("1.4", "puts gradients in place of those that are there", "What .grad held before", "adds to it")
