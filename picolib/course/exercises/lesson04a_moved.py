@@ -203,6 +203,9 @@ def _lost(attempt: Any) -> str | None:
 
 
 def _apart(attempt: Any) -> str | None:
+    odd = [r for r, output in enumerate(attempt.outputs) if not output["parameters"].isfinite().all()]
+    if odd:
+        return f"{ranks_text(odd)}: parameters are nan or infinite. Is something divided by 0, such as by `rank`?"
     first = attempt.outputs[0]["parameters"]
     others = [r for r, o in enumerate(attempt.outputs) if not torch.allclose(o["parameters"], first, **CLOSE)]
     if not others:

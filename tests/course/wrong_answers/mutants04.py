@@ -46,6 +46,11 @@ def sum_over_tokens(model, batches, lr):
     sharded_training(model, batches, lr, loss=torch.Tensor.sum)
 
 
+@wrong("4.6", "divided by the rank", "parameters are nan or infinite", "such as by `rank`")
+def gradient_divided_by_the_rank(model, batches, lr):
+    sharded_training(model, batches, lr, factor=1 / torch.tensor(float(dist.get_rank())))
+
+
 @wrong("4.6", "multiplied by N", "the gradient that the optimizer gets is 16 times their mean", "AdamW hides it")
 def multiplied_by_n(model, batches, lr):
     sharded_training(model, batches, lr, factor=dist.get_world_size())
