@@ -1,7 +1,8 @@
 """`workspace/`: where a learner works. Copies are made once; what the learner has written is never overwritten.
 
 workspace/
-    02A_….ipynb             the lesson, to read and run
+    START.ipynb             the map
+    02A_….ipynb             the lesson, to read and run; without outputs, for you are asked to predict them
     02A_…_exercises.ipynb   its exercises, to do
     mine/                   what the learner has built and passed
     .picolib/               progress, and how each cell was when it was delivered
@@ -26,7 +27,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from picolib.course import lessons, state
-from picolib.course.show import ANSWERS
+
+MAP = "START.ipynb"
 
 
 class Delivery(NamedTuple):
@@ -149,24 +151,19 @@ LINKS = (  # as the lessons link one another in the repository -> as they stand 
 
 
 def _adapted(delivery: Delivery) -> NotebookNode:
+    """As a learner gets it: links that fit, and no outputs but those of the map.
+
+    The lessons in the repository keep their outputs: there they are read. A learner predicts, writes and runs; what a
+    run says, and that an exercise passes, is seen when the cell has run.
+    """
     notebook = nbformat.read(delivery.source, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             for pattern, replacement in LINKS:
                 cell.source = pattern.sub(replacement, cell.source)
-        elif shows_an_answer(cell.source):
-            cell.outputs = []
+        elif cell.cell_type == "code" and delivery.name != MAP:
+            cell.outputs, cell.execution_count = [], None
     return notebook
-
-
-def shows_an_answer(source: str) -> bool:
-    """Whether a code cell shows code that answers an exercise.
-
-    The lessons in the repository keep what such a cell shows: there they are read, not solved. A learner's copy begins
-    without it; run there, `show` shows the code once the exercise has passed.
-    """
-    answers = {name.rpartition(".")[2] for name in ANSWERS}
-    return any(name.rpartition(".")[2] in answers for name in re.findall(r"\bshow\(([\w.]+)\s*[,)]", source))
 
 
 def _write(path: Path, notebook: NotebookNode) -> None:
@@ -200,7 +197,7 @@ def open_lab(folder: str | Path, jupyter: Sequence[str] = ()) -> int:
     folder = Path(folder).resolve()
     copied = fill(folder)
     print(f"Your workspace: {folder}" + (f" ({len(copied)} notebooks new)" if copied else ""))
-    start = next((name for name in ("START.ipynb", "00_welcome.ipynb") if (folder / name).exists()), None)
+    start = next((name for name in (MAP, "00_welcome.ipynb") if (folder / name).exists()), None)
     url = [f"--LabApp.default_url=/lab/tree/{start}"] if start else []
     as_root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # containers often are
     command = [sys.executable, "-m", "jupyterlab", f"--notebook-dir={folder}", *url, *as_root, *jupyter]

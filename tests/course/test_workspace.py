@@ -102,31 +102,37 @@ def test_a_file_that_is_no_notebook_any_more_is_left_alone(tmp_path, root):
     assert (tmp_path / "w" / "02A.ipynb").read_text() == "{ broken"
 
 
-def shows(source):
-    return new_code_cell(source, outputs=[new_output("display_data", {"text/plain": "# the code"})])
+def ran(source):
+    return new_code_cell(source, execution_count=3, outputs=[new_output("stream", text="you said 1, the run says 4")])
 
 
-def test_a_copy_begins_without_the_code_that_answers_an_exercise(tmp_path, root):
-    cells = [
-        shows("show(ddp.assign_buckets)"),
-        shows("show(comm.all_reduce.ring, spoil=True)"),
-        shows("show(picolib.run)"),
-    ]
-    nbformat.write(new_notebook(cells=cells), root / "notebooks" / "03B.ipynb")
+def has_run(path):
+    cells = nbformat.read(path, as_version=4).cells
+    return [bool(cell.outputs or cell.execution_count) for cell in cells if cell.cell_type == "code"]
+
+
+def test_a_copy_begins_without_outputs_and_the_map_with_its_own(tmp_path, root):
+    for path in ("notebooks/02A.ipynb", "exercises/02A.ipynb", "notebooks/START.ipynb"):
+        nbformat.write(new_notebook(cells=[ran("guess.compare(4)")]), root / path)
     workspace.fill(tmp_path / "w", root)
-    copied = nbformat.read(tmp_path / "w" / "03B.ipynb", as_version=4).cells
-    assert [bool(cell.outputs) for cell in copied] == [False, False, True]
-    assert [cell.source for cell in copied] == [cell.source for cell in cells]
+    assert has_run(tmp_path / "w" / "02A.ipynb") == has_run(tmp_path / "w" / "02A_exercises.ipynb") == [False]
+    assert has_run(tmp_path / "w" / "START.ipynb") == [True]
 
 
-def test_every_cell_of_the_lessons_that_shows_an_answer_is_recognised():
-    shown = [c.source for path in sorted((lessons.root() / "notebooks").glob("*.ipynb")) for c in code_cells(path)]
-    for name in ("average_in_buckets", "OverlappedAverage", "assign_buckets", "count_global_tokens"):
-        assert any(name in source and workspace.shows_an_answer(source) for source in shown), name
+def test_an_update_brings_no_outputs_and_leaves_those_that_the_learner_has_made(tmp_path, root):
+    path = tmp_path / "w" / "02A.ipynb"
+    workspace.fill(tmp_path / "w", root)
+    edit(path, lambda cells: cells[1].update(outputs=ran("").outputs, execution_count=1))
+    nbformat.write(lesson("a = 1", "b = 20", "c = 3"), root / "notebooks" / "02A.ipynb")
+    edit(root / "notebooks" / "02A.ipynb", lambda cells: [c.update(outputs=ran("").outputs) for c in cells[1:]])
+    workspace.update(tmp_path / "w", root)
+    assert sources(path) == ["a = 1", "b = 20", "c = 3"] and has_run(path) == [True, False, False]
 
 
-def code_cells(path):
-    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+def test_no_lesson_tells_its_answers_before_the_learner_has_run_it(tmp_path):
+    workspace.fill(tmp_path)
+    shown = {path.name for path in tmp_path.glob("*.ipynb") if any(has_run(path))}
+    assert shown == {"START.ipynb"}
 
 
 def test_the_start_page_names_every_lesson_and_its_exercises():
