@@ -96,13 +96,13 @@ def upper_halves(x):
     halves(x, chooses=lambda rank, distance: rank)
 
 
-def doubled(x, steps=10):
+def doubled(x, steps=10, receive=lambda arrived, source: dist.recv(arrived, src=source)):
     (rank, n), held, distance = rank_and_size(), [x.clone()], 1
     while distance < n and steps:
         leaving = torch.cat(held[: n - distance])
         arrived = torch.empty_like(leaving)
         sending = dist.isend(leaving, (rank - distance) % n)
-        dist.recv(arrived, src=(rank + distance) % n)
+        receive(arrived, (rank + distance) % n)
         sending.wait()
         held += arrived.split(len(x))
         distance, steps = 2 * distance, steps - 1
@@ -129,3 +129,8 @@ def into_the_wrong_chunk(x):
 def returns_the_argument(metrics):
     sums(metrics)
     return metrics
+
+
+@wrong("2.12", "received from anybody", "takes the first message that comes, from whichever rank", "src=")
+def from_anybody(x):
+    return doubled(x, receive=lambda arrived, source: dist.recv(arrived))
