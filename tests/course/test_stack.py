@@ -140,6 +140,21 @@ def sent_around(numbers, src, values):
     return tensor.tolist(), total.tolist(), whole.tolist()
 
 
+def test_a_copy_that_runs_inside_another_part_is_not_called_idle(workspace):
+    save(workspace, "ring_reduce_scatter", "ring_all_reduce", "recursive_doubling")
+    said = picolib.run(reduced, 3, [1.5], dist.ReduceOp.SUM, False, use="mine").stdout[0]
+    assert "2.3 is inside 2.4." in said and "Not called: 2.6." in said
+
+
+def test_it_is_told_that_wrap_copies_where_another_averages_and_what_has_no_place(workspace):
+    save(workspace, "wrap", "overlap")
+    both = picolib.run(steps, 2, use="mine").stdout[0]
+    (workspace / "mine" / "overlap.py").unlink()
+    alone = picolib.run(steps, 2, use="mine").stdout[0]
+    assert "wrap finds every parameter frozen, so it only copies; overlap averages." in both
+    assert "only copies" not in alone and "3.2 or 3.5, have no place in a run" in alone
+
+
 @pytest.mark.parametrize("numbers, src", [(torch.float32, 0), (torch.int64, 0), (torch.float64, 1)])
 def test_the_stretch_exercises_have_their_places_too(workspace, numbers, src):
     save(workspace, "pipelined_broadcast", "bruck_all_gather", "ring_reduce_scatter", "halving_doubling")

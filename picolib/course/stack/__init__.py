@@ -4,6 +4,8 @@
 
 Whatever `train` calls by the library's name (`picolib.DistributedDataParallel`, `dist.all_reduce`, …) is then yours,
 as far as you have built it: the functions that passed their checks, from `workspace/mine/`. The rest is the library's.
+Where `wrap` stands beside `overlap`, `wrap` finds every parameter frozen and only copies. Exercises that are no piece
+of a model in training (1.x, 3.2, 3.5, …) have no place.
 
     dist.all_reduce, comm.all_reduce             ring_all_reduce (2.4) or halving_doubling (2.11),
                                                  and recursive_doubling (2.6) for short tensors

@@ -78,12 +78,14 @@ class MyDataParallel(nn.Module):
             for tensor in [*self.module.parameters(), *self.module.buffers()]:
                 comm.broadcast(tensor.data, group_src=0, group=group)
             return
-        others = "overlap" in parts or "average_in_buckets" in parts
+        other = next((name for name in ("overlap", "average_in_buckets") if name in parts), None)
         for parameter in trained:
-            parameter.requires_grad_(not others)
+            parameter.requires_grad_(other is None)
         parts["wrap"](self.module, group)
         for parameter in trained:
             parameter.requires_grad_(True)
+        if other:
+            parts.remarks[f"wrap finds every parameter frozen, so it only copies; {other} averages."] = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.module(*args, **kwargs)

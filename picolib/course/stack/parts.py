@@ -30,6 +30,8 @@ PARTS = {
     "vocab_loss": "5.4",
 }
 
+NO_PARTS = "Exercises that are no piece of a model in training, such as 1.4, 3.2 or 3.5, have no place in a run."
+
 
 class Parts(dict[str, Any]):
     """function -> your function, which counts its calls."""
@@ -42,8 +44,11 @@ class Parts(dict[str, Any]):
         """
         self.calls: Counter[str] = Counter()
         self.missed: set[str] = set()
+        self.remarks: dict[str, None] = {}  # in order, each once
         self.changed = [name for name, (_, _, state) in texts.items() if state == "changed"]
-        super().__init__({name: self._counted(load(name, *where[:2]), name) for name, where in texts.items()})
+        functions = {name: load(name, *where[:2]) for name, where in texts.items()}
+        self.within = {name: _helpers(fn) for name, fn in functions.items()}
+        super().__init__({name: self._counted(fn, name) for name, fn in functions.items()})
 
     def _counted(self, fn: Any, name: str) -> Any:
         def part(*args: Any, **kwargs: Any) -> Any:
@@ -61,15 +66,27 @@ class Parts(dict[str, Any]):
     def report(self) -> str:
         """A line: what of yours ran, what stood idle, and what is missing."""
         used = [f"{_called(name)} {_times(self.calls[name])}" for name in PARTS if self.calls[name]]
-        idle = [PARTS[name] for name in PARTS if name in self and not self.calls[name]]
+        inside = {name: self._user_of(name) for name in PARTS if name in self and not self.calls[name]}
+        idle = [PARTS[name] for name, user in inside.items() if user is None]
         missed = [_called(name) for name in PARTS if name in self.missed]
         text = f"Yours in this run: {', '.join(used) or 'nothing'}."
+        text += "".join(f" {PARTS[name]} is inside {PARTS[user]}." for name, user in inside.items() if user)
+        text += "".join(f" {remark}" for remark in self.remarks)
         text += f" Not called: {', '.join(idle)}." if idle else ""
         text += f" Not yours yet: {', '.join(missed)}." if missed else ""
-        text += " The rest is the library's."
+        text += f" The rest is the library's. ({NO_PARTS})"
         for name in self.changed:
             text += f" mine/{name}.py was changed after it had passed: check({name}) tries what is in your notebook."
         return text
+
+    def _user_of(self, name: str) -> str | None:
+        """The part that was called and has brought this function along as its own helper: a copy in its file."""
+        return next((user for user in PARTS if self.calls[user] and name in self.within[user]), None)
+
+
+def _helpers(fn: Any) -> set[str]:
+    """The other parts that are defined in a part's file, because it calls them."""
+    return {name for name in PARTS if name in getattr(fn, "__globals__", {})}
 
 
 def load(name: str, path: str, text: str) -> Any:
