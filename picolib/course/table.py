@@ -1,7 +1,8 @@
 """The running comparison of strategies: `table()` shows it, `table("data parallel", splits="...", ...)` fills a row.
 
-You fill the rows; once a row is yours, the course's own words appear below it. What you wrote is kept in the
-workspace, in `mine/table.json`; outside a workspace (the lessons as they are) it is kept as long as the kernel runs.
+You fill the rows; below what you have filled, and nowhere else, the course's own words appear: a later column is for a
+later lesson. What you wrote is kept in the workspace, in `mine/table.json`; outside a workspace (the lessons as they
+are) it is kept as long as the kernel runs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ COLUMNS = {
     "splits": "splits",
     "replicates": "replicates",
     "collective": "collective, when",
-    "bytes": "bytes per rank",
+    "bytes": "numbers sent per rank (× their bytes)",
     "critical_path": "on the critical path?",
     "saves": "saves",
     "stop_when": "stop using it when",
@@ -43,7 +44,8 @@ class Comparison:
                 lines.append(_line(row.name, [where] + ["·"] * (len(COLUMNS) - 1)))
             else:
                 lines.append(_line(f"**{row.name}**", [yours.get(column, "·") for column in COLUMNS]))
-                lines.append(_line("*the course's words*", [f"*{getattr(row, column)}*" for column in COLUMNS]))
+                beside = [f"*{getattr(row, column)}*" if yours.get(column) else "·" for column in COLUMNS]
+                lines.append(_line("*the course's words*", beside))
         return "\n".join(lines)
 
     __repr__ = _repr_markdown_
@@ -56,8 +58,8 @@ def _line(first: str, cells: Iterable[str]) -> str:
 def table(strategy: str | None = None, *, folder: str | Path | None = None, **cells: str) -> Comparison:
     """The comparison table; with a strategy and your words for its columns, that row filled.
 
-    Columns: splits, replicates, collective, bytes, critical_path, saves, stop_when. folder: where `table.json` is
-    (default: `mine` in the workspace).
+    Columns: splits, replicates, collective, bytes (as numbers, each of which has its bytes), critical_path, saves,
+    stop_when. folder: where `table.json` is (default: `mine` in the workspace).
     Raises ValueError for a strategy or column that the table does not have, or an empty row.
     """
     folder = mine.folder() if folder is None else Path(folder)

@@ -6,7 +6,7 @@ import pytest
 
 from picolib.course import lessons
 from picolib.course.strategies import STRATEGIES
-from picolib.course.table import table
+from picolib.course.table import COLUMNS, table
 
 SITTINGS = sorted(path.stem.split("_")[0] for path in (lessons.root() / "notebooks").glob("[0-9]*.ipynb"))
 
@@ -30,3 +30,14 @@ def test_outside_a_workspace_rows_stay_as_long_as_the_kernel_runs(monkeypatch):
     assert "| **recomputation** | nothing |" in both and "| **accumulation** | the batch, in time |" in both
     table("accumulation", bytes="0")
     assert "| the batch, in time | · | · | 0 |" in repr(table())
+
+
+def test_the_courses_words_stand_below_what_you_have_filled_and_nowhere_else(tmp_path):
+    lines = repr(table("FSDP", folder=tmp_path, splits="all model state", bytes="3(N-1)/N·Ψ")).split("\n")
+    course = next(line for line in lines if "the course's words" in line).split("|")[2:-1]
+    assert [cell.strip() != "·" for cell in course] == [True, False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
+def test_what_is_sent_is_told_in_numbers(strategy):
+    assert "numbers" in COLUMNS["bytes"] and "byte" not in strategy.bytes
