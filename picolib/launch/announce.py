@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from picolib.launch import compare
-from picolib.launch.board import COLLECTIVE, DIRECT, ENTRY_SIZE, RECV, SEND, TALLIED, Board, Layout
+from picolib.launch.board import ANY_RANK, COLLECTIVE, DIRECT, ENTRY_SIZE, RECV, SEND, TALLIED, Board, Layout
 from picolib.launch.places import Place
 from picolib.launch.reader import Reader
 from picolib.launch.slot import NO_TEXT, U64, Entry, Text, text_hash
@@ -177,6 +177,9 @@ class Announcer:
         seen = lane and glance(self.memory, lane, post.number)
         if not seen or seen[0] == post.signature:
             return
+        receiver = self.rank if kind == RECV else peer
+        if self._peer_lane(receiver, RECV, group.key, ANY_RANK, tag):
+            return  # it may have taken some of these messages as anybody's, so whose k-th is whose is not known
         here, there = self.readers[self.rank], self.readers[peer]
         mine = here.entry(here.channel(kind, post.channel), post.number)
         theirs = there.entry(there.channel(other, lane.index), post.number)

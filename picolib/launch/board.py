@@ -36,6 +36,7 @@ TEXT_BYTES = 1024 * 1024
 
 RUNNING, RETURNED, ENDED = 1, 2, 3  # the state of a rank
 COLLECTIVE, SEND, RECV = 1, 2, 3  # the kinds of channel, and of wait
+ANY_RANK = -1  # the peer of a receive that takes whatever comes
 CALL_SEND, CALL_RECV = 4, 5  # further kinds of wait: for a message inside a collective of picolib
 OPAQUE = 6  # and: inside torch's own C++ code
 TALLIED, DIRECT = 1, 2  # flags of an entry: its messages are counted one by one; the learner made the call

@@ -19,12 +19,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from picolib.launch import monitor, network, pretending
-from picolib.launch.board import RECV, SEND
+from picolib.launch.board import ANY_RANK, RECV, SEND
 from picolib.launch.memory import is_dense, sharing
 from picolib.launch.observed import Call, Message, Observer, op_name
 from picolib.launch.places import find_place
-
-ANY_RANK = -1  # the peer of a receive that takes whatever comes
 
 
 class Told(NamedTuple):
@@ -222,7 +220,7 @@ def _wait(original: Callable) -> Callable:
         record = entry[1]
         ends_by_itself = any(isinstance(a, timedelta) and a for a in (*args, *kwargs.values()))
         try:
-            with record.waiting(on_board=not ends_by_itself):
+            with record.waiting(on_board=not ends_by_itself), network.still():
                 result = original(self, *args, **kwargs)
                 if record.delay is not None:
                     _wait_until_due(self, record)

@@ -18,13 +18,12 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from picolib.launch.board import CALL_SEND, COLLECTIVE, OPAQUE, RECV, RETURNED, RUNNING, SEND, Board
+from picolib.launch.board import ANY_RANK, CALL_SEND, COLLECTIVE, OPAQUE, RECV, RETURNED, RUNNING, SEND, Board
 from picolib.launch.reader import Reader
 from picolib.launch.slot import Channel, Entry, Wait
 
 STABLE_SECONDS = 0.6  # a deadlock is reported when it has stood this long
 COMPLAINT_SECONDS = 1.0  # a mismatch that its rank has noted but not raised
-ANY_RANK = -1
 
 
 class Verdict(NamedTuple):

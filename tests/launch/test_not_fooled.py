@@ -162,6 +162,23 @@ def test_a_receive_from_anyone_whose_message_comes_late():
     assert right(program, 3) == [5, 0, 0]
 
 
+def test_messages_of_another_size_after_one_taken_as_anybodys():
+    def job():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        right, left = (rank + 1) % n, (rank - 1) % n
+        for size, dtype in ((3, torch.float64), (5, torch.float32), (2, torch.int64)):
+            arrived = torch.empty(size, dtype=dtype)
+            sending = dist.isend(torch.full((size,), rank, dtype=dtype), right)
+            dist.recv(arrived)  # without a source: whose k-th message this was can't be told from the calls
+            sending.wait()
+            sending = dist.isend(torch.full((size + 1,), rank, dtype=dtype), right)
+            dist.recv(arrived := torch.empty(size + 1, dtype=dtype), left)
+            sending.wait()
+        return arrived.tolist()
+
+    assert list(picolib.run(job, 3)) == [[2] * 3, [0] * 3, [1] * 3]
+
+
 def test_waits_with_a_time_out_of_their_own():
     def program():
         from datetime import timedelta
