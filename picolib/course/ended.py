@@ -103,8 +103,15 @@ def _blocked(attempt: Any, text: str) -> str | None:
 
 
 def _beyond(attempt: Any, text: str) -> str | None:
+    if attempt.world_size == 1 and is_to_itself(text):
+        return "On one rank there is nobody to send to or to receive from: nothing is sent there."
     nowhere = "there is no rank" in text or TORCHS_ITSELF in text or (ITSELF in text and attempt.world_size > 1)
     return attempt.exercise.beyond or None if nowhere else None
+
+
+def is_to_itself(text: str) -> bool:
+    """Whether the explanation is that of a message from a rank to itself."""
+    return ITSELF in text or TORCHS_ITSELF in text
 
 
 def _not_run(attempt: Any, text: str) -> str | None:

@@ -43,16 +43,24 @@ def predict(question: str, value: Any) -> Prediction:
     return Prediction(question, value)
 
 
-ARTICLES = {"a", "an", "the", "it", "is", "has", "have", "be", "been", "was"}
+ARTICLES = {"a", "an", "and", "the", "it", "is", "has", "have", "be", "been", "was"}
 ENDINGS = ("s", "es", "d", "ed", "n", "en", "r", "er", "ing")
 
 
 def same_words(said: Any, measured: Any) -> bool:
-    """Whether two answers in words are one, in another form: stay and stayed, shrink and shrunk, same and the same."""
+    """Whether two answers in words are one, in another form: stay and stayed, the same and same, ZeRO-2 and zero 2."""
     if not isinstance(said, str) or not isinstance(measured, str):
         return False
-    one, other = ([w for w in re.findall(r"[\w-]+", text.lower()) if w not in ARTICLES] for text in (said, measured))
+    one, other = _words(said), _words(measured)
+    if one and "".join(one) == "".join(other) and not any(word[0] in "-0123456789" for word in one + other):
+        return True  # all-reduce, all reduce
     return bool(one) and len(one) == len(other) and all(map(_same_word, one, other))
+
+
+def _words(text: str) -> list[str]:
+    """The words, whatever stands between them; a number belongs to the name in front of it, a minus to its number."""
+    joined = re.sub(r"(?<=[a-z])[-\s]+(?=\d)|(?<=[a-z])-(?=[a-z])", "", text.lower())
+    return [word for word in re.findall(r"[\w-]+", joined) if word not in ARTICLES]
 
 
 def _same_word(one: str, other: str) -> bool:

@@ -143,10 +143,16 @@ def _insert_own(cells: list[NotebookNode], current: Iterable[NotebookNode], plac
         before = key if key in {key_of(c) for c in cells} else before
 
 
-LINKS = (  # as the lessons link one another in the repository -> as they stand side by side in a workspace
+LINKS = (  # what the notebooks of the repository say -> what they say side by side, and without outputs
     (re.compile(r"\.\./exercises/(\w+)\.ipynb"), r"\1_exercises.ipynb"),
     (re.compile(r"\.\./notebooks/(\w+)\.ipynb"), r"\1.ipynb"),
     (re.compile(r"\.\./notebooks/images/"), "images/"),
+    (
+        re.compile(
+            r"\n?The outputs below the cells are those of a right answer; run a cell and yours take their place\."
+        ),
+        "",
+    ),
 )
 
 

@@ -138,7 +138,9 @@ def test_how_far_off_a_prediction_was_is_said_as_people_do(nowhere, capsys, said
 @pytest.mark.parametrize(
     "said, measured",
     [("stay", "stayed"), ("stays", "stayed"), ("Shrink", "shrunk"), ("grow", "grown"), ("grew", "grown"),
-     ("same", "the same"), ("it is lower", "lower"), ("low", "lower"), ("fast", "faster")],
+     ("same", "the same"), ("it is lower", "lower"), ("low", "lower"), ("fast", "faster"),
+     ("ZeRO2 DDP zero 3 and ZeRO1", "ZeRO-2, DDP, ZeRO-3, ZeRO-1"), ("reduce scatter", "reduce-scatter"),
+     ("allreduce", "all-reduce")],
 )  # fmt: skip
 def test_another_form_of_the_right_word_is_right(nowhere, capsys, said, measured):
     predict("it has", said).compare(measured)
@@ -154,7 +156,8 @@ def test_a_number_in_quotes_is_a_number(nowhere, capsys, said, measured):
 @pytest.mark.parametrize(
     "said, measured",
     [("slower", "lower"), ("higher", "lower"), ("left", "right"), ("ring", "tree"), ("same", "some"),
-     ("ZeRO-1", "ZeRO-2"), ("not the same", "the same"), ("4", "40"), ("", "stayed"), ("shorter", "stayed"),
+     ("ZeRO-1", "ZeRO-2"), ("ZeRO1, DDP", "DDP, ZeRO-1"), ("1 2", "12"),
+     ("not the same", "the same"), ("4", "40"), ("", "stayed"), ("shorter", "stayed"),
      (["stay"], "stayed")],
 )  # fmt: skip
 def test_another_word_is_another_answer(nowhere, capsys, said, measured):

@@ -133,6 +133,7 @@ def test_no_lesson_tells_its_answers_before_the_learner_has_run_it(tmp_path):
     workspace.fill(tmp_path)
     shown = {path.name for path in tmp_path.glob("*.ipynb") if any(has_run(path))}
     assert shown == {"START.ipynb"}
+    assert not [path.name for path in tmp_path.glob("*.ipynb") if "outputs below" in path.read_text(encoding="utf-8")]
 
 
 def test_the_start_page_names_every_lesson_and_its_exercises():

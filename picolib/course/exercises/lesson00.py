@@ -237,7 +237,8 @@ EXERCISES = (
         beyond="The other rank is `other`, 1 - dist.get_rank(), on both ranks: send to it, and receive from it.",
         verified="2 messages, one each way",
         hints=(
-            "Both ranks wait in the same line. Who could move if one of them did the two calls in the other order?",
+            "As given, both ranks wait in the same line. Who could move if one of them did the two calls in the other "
+            "order? (Or start the send with isend, then receive; and wait for its handle before you return.)",
             "Let rank 0 send first and rank 1 receive first.",
             "if dist.get_rank() == 0: send, then receive; else: receive, then send.",
         ),

@@ -5,8 +5,11 @@ How the pictures and the ring are tried and judged stands in files of their own:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from picolib.course.ended import is_to_itself
 from picolib.course.exercise import Case, Exercise, Traffic
 from picolib.course.exercises.data import all_reduced, nbytes, reduce_scattered, vectors
 from picolib.course.exercises.lesson02a_names import judge_names, name_cases
@@ -37,6 +40,13 @@ def from_the_left(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensors[rank - 1] for rank in range(len(tensors))]
 
 
+def alone(attempt: Any, text: str) -> str | None:
+    """On one rank the modulo leads back to oneself."""
+    if attempt.world_size > 1 or not is_to_itself(text):
+        return None
+    return "On one rank there is no neighbour: return a copy of x there, and send nothing."
+
+
 def pass_traffic(case_: Case, rank: int) -> Traffic:
     """One message to the right; alone, none."""
     n = case_.world_size
@@ -57,6 +67,7 @@ EXERCISES = (
         keeps="x",
         traffic=pass_traffic,
         circle="If every rank receives first (or sends first, and waits), nobody gets to its second call.",
+        ended=alone,
         beyond=WRAPS,
         formula="S",
         verified="one message a rank, to the right neighbour; none on 1 rank",

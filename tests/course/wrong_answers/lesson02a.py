@@ -53,6 +53,35 @@ def all_receive_first(x):
     return y
 
 
+def by_parity(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    arrived = torch.empty_like(x)
+    calls = [lambda: dist.send(x, (rank + 1) % n), lambda: dist.recv(arrived, (rank - 1) % n)]
+    for call in calls if rank % 2 == 0 else reversed(calls):
+        call()
+    return arrived
+
+
+@right("2.1", "even ranks send first, odd ones receive first; alone, a copy")
+def parity_with_a_copy(x):
+    return by_parity(x) if dist.get_world_size() > 1 else x.clone()
+
+
+@wrong("2.1", "even ranks first, also when alone", "On one rank there is no neighbour: return a copy of x there")
+def parity_alone(x):
+    return by_parity(x)
+
+
+@wrong("2.1", "isend, also when alone", "rank 0 itself", "On one rank there is no neighbour")
+def isend_alone(x):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    arrived = torch.empty_like(x)
+    sending = dist.isend(x, (rank + 1) % n)
+    dist.recv(arrived, (rank - 1) % n)
+    sending.wait()
+    return arrived
+
+
 @wrong("2.1", "isend not waited for", "isend", "never waited for")
 def unwaited(x):
     rank, n, y = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
