@@ -117,7 +117,7 @@ class Work:
     def wait(self, timeout: object = None) -> bool:
         """Run the collective to its end, after those that were started on the group before it."""
         if self._step is not None:
-            with self._call.waiting():
+            with self._call.waiting(), network.still():
                 self._run_to_the_end()
                 self._tell_the_time()
         elif self._is_due_later():
@@ -195,9 +195,10 @@ def wait_for(handle: Handle) -> None:
 
 def poll() -> None:
     """Advance every asynchronous collective of this process as far as it goes without waiting."""
-    for group in groups_in_flight():
-        for work in list(group.in_flight):
-            work.poll()
+    with network.still():
+        for group in groups_in_flight():
+            for work in list(group.in_flight):
+                work.poll()
 
 
 def _run_beside_others(steps: Steps) -> None:
@@ -213,7 +214,7 @@ def _look_after_others(step: Step, itself: int = 0) -> None:
     if works_in_flight() <= itself or step.has_arrived():
         return
     blocked_on = next((h for h in step.handles if h.work is not None and h.message is not None), None)
-    with blocked_on.message.waiting() if blocked_on is not None else nullcontext():
+    with blocked_on.message.waiting() if blocked_on is not None else nullcontext(), network.still():
         patience = time.monotonic() + HINT_SECONDS
         while works_in_flight() > itself and not step.has_arrived():
             if time.monotonic() > patience:

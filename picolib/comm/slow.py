@@ -35,7 +35,7 @@ class SlowHandle(Handle):
         delay, message = self.delay, self.message
         if delay is None:
             return True
-        with message.waiting():
+        with message.waiting(), network.still():
             if self.work is not None:
                 self.work.wait()
             delay.wait()

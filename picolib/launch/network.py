@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -194,6 +195,11 @@ def begin() -> None:
     """The learner's function starts now, by the clocks of all ranks at the same moment."""
     if current is not None:
         current.clock.set(current.common_start())
+
+
+def still() -> AbstractContextManager[None]:
+    """The rank waits inside, or does what a network does by itself: its clock only goes by events."""
+    return nullcontext() if current is None else current.clock.still()
 
 
 def refuse(name: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from picolib.launch.slot import U64
 
 BOOKINGS = 128  # of a queue; with more of them, the first gaps are forgotten
-FORGET_SECONDS = 1.0  # a past that nobody can book any more: no rank's plan lags so far behind
+FORGET_SECONDS = 10.0  # a past that nobody can book any more: no rank's plan lags so far behind
 QUEUE_BYTES = 8 + 16 * BOOKINGS
 
 Booked = list[tuple[float, float]]  # start and end of each stretch, sorted

@@ -626,32 +626,3 @@ def test_notes_come_out_of_order_and_the_oldest_are_lost_first():
     assert theirs.find(0, 2**63, 0) == 5.0
     assert theirs.find(0, 2**63, 0) is None  # only once
     assert mine.find(1, 7, 2) is None
-
-
-# Clocks
-
-
-def test_a_clock_stands_still_but_for_real_work(monkeypatch):
-    from picolib.launch import clock
-
-    monkeypatch.setattr(clock, "LATE_SECONDS", 1000.0)
-    start = time.monotonic() - 5
-    quiet, working = clock.Clock(start, counts_work=False), clock.Clock(start)
-    end = time.thread_time() + 0.02
-    while time.thread_time() < end:
-        pass
-    assert quiet.now() == start
-    assert start + 0.015 <= working.now() < start + 1
-    working.reach(start - 1)
-    assert working.now() >= start + 0.015
-    working.reach(start + 2)
-    assert working.due == start + 2
-
-
-def test_a_clock_never_lags_far_behind_and_is_never_ahead():
-    from picolib.launch import clock
-
-    late, early = clock.Clock(time.monotonic() - 5), clock.Clock(time.monotonic() + 5)
-    before = time.monotonic()
-    assert late.now() >= before - clock.LATE_SECONDS
-    assert early.now() <= time.monotonic()
