@@ -146,6 +146,7 @@ EXERCISES = (
         sizes=(3, 4, 2, 1),
         allows=COLLECTIVES | {"barrier"},
         rules=(only("all_reduce"), rebuilt, only_here),
+        stretch=True,
         blocked=RANK_ENDS,
         raised=(
             (NO_GRADIENT, NO_BATCH),
