@@ -20,7 +20,8 @@ from picolib.course.exercises.lesson05b_common import GROUPS, LESSON, members, o
 from picolib.course.exercises.lesson05b_masks import judge_masks
 
 SHAPES = ((240,), (12, 20), (2, 6, 20), (5, 48))  # of as many numbers each, so that masks can be compared
-RATES = (0.1, 0.2, 0.25, 0.3, 0.4)
+RATES = (0.1, 0.2, 0.25, 0.3, 0.4), (0.5, 0.6)  # of the first case, and of the others
+WAYS = GROUPS | {5: [*GROUPS[5], [[0, 1, 2, 3, 4]]]}
 NEXT = 3  # numbers of the common stream that are looked at after each call, without drawing them
 
 
@@ -29,18 +30,22 @@ def dropout_cases(world_size: int, seed: int) -> list[Case]:
     random = generator(seed, world_size)
     draw = lambda most: int(torch.randint(most, (), generator=random))  # noqa: E731
     made = []
-    for groups in GROUPS[world_size]:
+    for number, groups in enumerate(WAYS[world_size]):
+        rates = RATES[min(number, 1)]
         shape, seeds = SHAPES[draw(len(SHAPES))], [draw(1 << 40) for _ in range(2 * len(groups))]
         cut = [True, False, True, True, False, True, True, True, bool(draw(2))]
-        whole = 1 + torch.rand(shape, generator=random)
-        given = {"groups": groups, "p": RATES[draw(len(RATES))], "cut": cut, "back": 2 + draw(3), "shape": list(shape)}
+        dtype = torch.float64 if number else torch.float32
+        noise = lambda shape=shape, dtype=dtype: torch.rand(shape, generator=random).to(dtype)  # noqa: E731
+        whole = 1 + noise()
+        given = {"groups": groups, "p": rates[draw(len(rates))], "cut": cut, "back": 2 + draw(3), "shape": list(shape)}
+        given |= {"grad": 1 + noise()}
         inputs = []
         for rank in range(world_size):
-            number = groups.index(members(groups, rank))
+            place = groups.index(members(groups, rank))
             # In the first calls all ranks have the same numbers, whatever is said of them: masks don't come from those.
-            part = whole + torch.rand(shape, generator=random)
+            part = whole + noise()
             x = [whole if index < 3 or not one else part for index, one in enumerate(cut)]
-            inputs.append((given | {"x": x, "seeds": seeds[2 * number : 2 * number + 2]},))
+            inputs.append((given | {"x": x, "seeds": seeds[2 * place : 2 * place + 2]},))
         made.append(Case("whole" if len(groups) == 1 else "groups", tuple(inputs), None))
     return made
 
@@ -69,23 +74,28 @@ def _run(fn: Callable, given: dict, group: Any, seed: int | None, state: Any = N
     else:
         torch.manual_seed(seed)
     calls = list(zip(given["x"], given["cut"], strict=True))
-    return [_call(fn, x, given["p"], cut, group) for x, cut in calls[given["back"] if seed is None else 0 :]]
+    return [
+        _call(fn, x, given["grad"], given["p"], cut, group) for x, cut in calls[given["back"] if seed is None else 0 :]
+    ]
 
 
-def _call(fn: Callable, x: torch.Tensor, p: float, cut: bool, group: Any) -> dict[str, Any]:
-    before, variable = torch.get_rng_state(), x.clone().requires_grad_()
+def _call(fn: Callable, x: torch.Tensor, grad: torch.Tensor, p: float, cut: bool, group: Any) -> dict[str, Any]:
+    # Its last dimension first in memory: as after a transpose, which views of one dimension refuse.
+    before, variable = torch.get_rng_state(), x.movedim(-1, 0).clone().movedim(0, -1).requires_grad_()
     y = fn(variable, p, cut, group)
     after = torch.Generator()
     after.set_state(torch.get_rng_state())
     following = torch.rand(NEXT, generator=after).tolist()
     tensor = isinstance(y, torch.Tensor)
-    kind = f"a tensor of shape {list(y.shape)}" if tensor else type(y).__name__
-    if not tensor or y.shape != x.shape:
-        return {"kind": kind, "y": None, "next": following, "before": before, "gradient": None}
+    kind = f"a tensor of shape {list(y.shape)}, {y.dtype}" if tensor else type(y).__name__
+    kept = torch.equal(variable.detach(), x)
+    if not tensor or y.shape != x.shape or y.dtype != x.dtype:
+        return {"kind": kind, "y": None, "next": following, "before": before, "gradient": None, "kept": kept}
     result = y.detach().clone()
     if y.requires_grad:
-        y.sum().backward()
-    return {"kind": kind, "y": result, "next": following, "before": before, "gradient": variable.grad}
+        y.backward(grad)
+    found = {"kind": kind, "y": result, "next": following, "before": before, "gradient": variable.grad}
+    return found | {"kept": kept}
 
 
 def nothing_sent(attempt: Any) -> str | None:

@@ -10,8 +10,9 @@ import torch
 
 from picolib.course.exercises.lesson05b_common import who
 
-SHIFTS = 5  # masks that are the same but for so many places count as the same
 SIGMAS = 6.0
+NEAR = 8  # places: neighbours that are dropped together are looked for elsewhere
+LIKE = 10.0  # of likeness: 15.5 for one mask of 240 numbers and itself, 1 or 2 for two that are independent
 
 
 def judge_masks(attempt: Any) -> str | None:
@@ -22,7 +23,7 @@ def judge_masks(attempt: Any) -> str | None:
         if text:
             return f"{who(groups, rank)}: {text}"
     # A mask that comes twice makes rates vary more than chance does, so it is looked for first.
-    for look in (_call_faults, _repeated, _moved, _rates, _alike, _from_the_stream):
+    for look in (_call_faults, _repeated, _repeating, _moved, _rates, _alike, _from_the_stream):
         for ranks in groups:
             text = look(attempt, ranks)
             if text:
@@ -53,8 +54,10 @@ def _value_fault(attempt: Any, rank: int) -> str | None:
         xs = given["x"][given["back"] :] if run == "back" else given["x"]
         for call, x in zip(_calls(attempt, rank, run), xs, strict=True):
             if call["y"] is None:
-                return f"your function must return a tensor like x, {given['shape']}, not {call['kind']}."
-            text = _scale_fault(x, call["y"], call["gradient"], given["p"])
+                return f"your function must return a tensor like x, {given['shape']}, {x.dtype}, not {call['kind']}."
+            if not call["kept"]:
+                return "x has changed: what is asked for is a new tensor, and not in place."
+            text = _scale_fault(x, call["y"], given["grad"], call["gradient"], given["p"])
             if text:
                 return text
     return None
@@ -83,7 +86,9 @@ def _unlikely(found: int, count: int, chance: float, sigmas: float = SIGMAS) -> 
     return abs(found - chance * count) > sigmas * (count * chance * (1 - chance)) ** 0.5
 
 
-def _scale_fault(x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor | None, p: float) -> str | None:
+def _scale_fault(
+    x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, gradient: torch.Tensor | None, p: float
+) -> str | None:
     kept = y != 0
     if torch.allclose(y, x):
         return f"nothing is dropped, with p = {p}."
@@ -95,8 +100,11 @@ def _scale_fault(x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor | None
         return "what is kept must be x / (1 - p), and what is dropped 0: as F.dropout does."
     if gradient is None:
         return "values are right, but x gets no gradient: use x itself, without detach, data or no_grad."
-    if not torch.allclose(gradient, kept / (1 - p), rtol=1e-4):
-        return "values are right, but the gradient of x is not 1 / (1 - p) where it is kept and 0 where it is dropped."
+    if not torch.allclose(gradient, grad * kept / (1 - p), rtol=1e-4):
+        return (
+            "values are right, but the gradient of x is not the incoming one times 1 / (1 - p) where it is kept, and 0 "
+            "where it is dropped."
+        )
     return None
 
 
@@ -169,16 +177,43 @@ _WHY = {
 _KINDS = list(_WHY)
 
 
+def _likeness(attempt: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """How alike two masks are, in standard deviations, for each number of places that one is moved (around the end)."""
+    p, n = attempt.case.inputs[0][0]["p"], len(one)
+    first, second = (torch.fft.rfft(mask.double() - (1 - p)) for mask in (one, other))
+    return torch.fft.irfft(first * second.conj(), n) / (p * (1 - p) * n**0.5)
+
+
 def _moved(attempt: Any, ranks: Sequence[int]) -> str | None:
-    """A mask is another one, moved by some places."""
+    """A mask is nearly another one, or another one moved by some places."""
     masks = {rank: _masks(attempt, rank) for rank in ranks}
     for (call, rank), (later, other) in _pairs(attempt, ranks):
-        one, two = masks[rank][call], masks[other][later]
-        for shift in range(1, SHIFTS):
-            if torch.equal(one[shift:], two[:-shift]) or torch.equal(two[shift:], one[:-shift]):
+        like = _likeness(attempt, masks[rank][call], masks[other][later])
+        place, n = int(like.argmax()), len(like)
+        if like[place] < LIKE:
+            continue
+        head = f"{_name(attempt, call)} on rank {rank} and {_name(attempt, later)} on rank {other}: the two masks are "
+        shift = min(place, n - place)
+        if not shift:
+            alike = int((masks[rank][call] == masks[other][later]).sum())
+            p = attempt.case.inputs[0][0]["p"]
+            return (
+                f"{head}alike in {alike} of {n} places, and independent ones are in about "
+                f"{(p * p + (1 - p) * (1 - p)) * n:.0f}: a part of their masks is common. Draw all of it anew."
+            )
+        return f"{head}the same but for {shift} place{'s' if shift > 1 else ''}: twins, one step behind the other."
+    return None
+
+
+def _repeating(attempt: Any, ranks: Sequence[int]) -> str | None:
+    """Within one mask the same comes again and again: one row's mask, used for all rows."""
+    for rank in ranks:
+        for call, mask in enumerate(_masks(attempt, rank)):
+            like = _likeness(attempt, mask, mask)[NEAR : len(mask) // 2]
+            if like.max() >= LIKE + 1:
                 return (
-                    f"{_name(attempt, call)} on rank {rank} and {_name(attempt, later)} on rank {other}: the two masks "
-                    f"are the same but for {shift} place{'s' if shift > 1 else ''}: twins, one step behind the other."
+                    f"{_name(attempt, call)} on rank {rank}: the mask repeats itself after {NEAR + int(like.argmax())} "
+                    "numbers. Each number has a chance of its own: draw a mask of the shape of x."
                 )
     return None
 
@@ -195,6 +230,11 @@ def _alike(attempt: Any, ranks: Sequence[int]) -> str | None:
             return (
                 f"where x is cut, ranks {one} and {other} do the same to {agree} of {count} numbers, and independent "
                 f"masks do so to about {chance * count:.0f}: a part of their masks is common."
+            )
+        if len(set(masks[0].sum(1).tolist())) == 1:
+            return (
+                f"where x is cut, rank {one} drops exactly {int((~masks[0][0]).sum())} numbers in each of "
+                f"{len(masks[0])} calls: each number has a chance of its own, so their count differs."
             )
         if torch.equal(masks[0].sum(1), masks[1].sum(1)):
             return (

@@ -18,7 +18,8 @@ LAYOUTS = ("tp", "dp")
 NVLINK, PCIE = (2e-6, 450e9), (3e-6, 63e9)
 ETHERNET, INFINIBAND = (10e-6, 100e9), (5e-6, 400e9)
 SLOW = (5e-5, 2e7), (1e-4, 2e7)  # of a run: slow enough to be seen, quick enough to wait for
-ON_LINKS, ON_PAPER = 0.2, 0.1
+ON_LINKS, ON_PAPER = 0.2, 0.01
+CUT_IN_TWO = (4, 3, 4), (4, 3, 8), (4, 6, 8)  # tp, dp, per_node: groups of dp neighbours on two nodes
 
 
 def where_cases(world_size: int, seed: int) -> list[Case]:
@@ -37,7 +38,8 @@ def where_cases(world_size: int, seed: int) -> list[Case]:
         Layer(4, 8, 8, NVLINK, ETHERNET, s, pick(random, 2, 3), h, 2),
         Layer(4, 2, 8, NVLINK, ETHERNET, s, 1, h, 2),
         Layer(3, 4, 4, PCIE, ETHERNET, s, 1, h, 2),  # ranks 3 4 5 are neighbours, on two nodes
-        Layer(4, 3, 4, PCIE, INFINIBAND, few // 8, 1, h, 2),
+        Layer(*CUT_IN_TWO[pick(random, 0, 1, 2)], PCIE, INFINIBAND, few // 8, 1, h, 2),
+        Layer(*[(3, 2, 4), (6, 4, 8), (5, 3, 8)][pick(random, 0, 1, 2)], NVLINK, ETHERNET, s, 1, h, 2),
         Layer(3, 2, 8, NVLINK, ETHERNET, s, 1, h, 2),
         Layer(8, 1, 8, PCIE, ETHERNET, s, 1, h, 2),
         Layer(1, 8, 4, NVLINK, INFINIBAND, s, 1, h, 4),
@@ -81,13 +83,14 @@ def _choice_fault(layer: Layer, said: Any, right: dict[str, float]) -> str | Non
     return f'{_sizes(layer)}: {shown}, and you choose "{said}": the faster one is "{other}".'
 
 
-def bill(layer: Layer, which: str, *, count: int = REDUCED, latency: str = "each", hops: int = 2, whole: str = "",
-         bits: int = 8, inside_bits: int = 1, mean: bool = False, near: bool | None = None, far: bool | None = None,
-         parts: str = "tp dp", gradient_sums: int = 1, **sizes: float) -> float:  # fmt: skip
+def bill(layer: Layer, which: str, *, count: int = REDUCED, latency: str = "each", hops: int = 2, more: int = 0,
+         whole: str = "", bits: int = 8, inside_bits: int = 1, mean: bool = False, near: bool | None = None,
+         far: bool | None = None, parts: str = "tp dp", gradient_sums: int = 1, **sizes: float) -> float:  # fmt: skip
     """Seconds by the formula, and with keywords by a mistaken one.
 
-    count: all-reduces of tensor parallelism; latency: of "each" message, "once" a ring, "none", or the "larger" of it
-    and the bytes' time; hops: 2 for 2(n-1); whole: messages of the whole ("message"), or all bytes twice ("bytes").
+    count: all-reduces of tensor parallelism; latency: of "each" message, "once" a ring, of a "tree", "none", or the
+    "larger" of it and the bytes' time; hops: 2 for 2(n-1), more: n instead of n - 1; whole: messages of the whole
+    ("message"), or all bytes twice ("bytes").
     bits, inside_bits: what the rates are divided by; mean: of both links on several nodes; near, far: whether
     neighbours, and the other groups, are taken to be within one node; parts: whose rings; gradient_sums: all-reduces
     of gradients; sizes: bytes of activations and gradients.
@@ -104,10 +107,12 @@ def bill(layer: Layer, which: str, *, count: int = REDUCED, latency: str = "each
 
     def ring(ranks: int, nbytes: float, link: tuple) -> float:
         chunk = {"": nbytes / ranks, "message": nbytes, "bytes": nbytes / max(ranks - 1, 1)}[whole] / link[1]
-        messages = hops * (ranks - 1)
+        messages = hops * (ranks - 1 + more) if ranks > 1 else 0
         if latency == "larger":
             return messages * max(link[0], chunk)
-        return {"each": messages, "once": min(messages, 1), "none": 0}[latency] * link[0] + messages * chunk
+        return {"each": messages, "once": min(messages, 1), "none": 0, "tree": 2 * (ranks - 1).bit_length()}[
+            latency
+        ] * link[0] + messages * chunk
 
     tp, dp = within if which == "tp" else within[::-1]
     tensor = count * ring(layer.tp, sizes.get("activations", layer.activations), links[tp])
@@ -135,6 +140,8 @@ def _mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "You send all bytes twice: a ring sends (n-1)/n of them twice.", {"whole": "bytes"}
     yield "Each message is one chunk, 1/n of the bytes, and not all of them.", {"whole": "message"}
     yield "That is n - 1 messages: an all-reduce is a reduce-scatter and an all-gather, 2(n-1) of them.", {"hops": 1}
+    yield "That is 2n messages: a ring of n ranks sends 2(n-1).", {"more": 1}
+    yield "Latency is counted as in a tree, 2·log2(n) times: a ring has 2(n-1) messages.", {"latency": "tree"}
     yield f"You take the link inside for groups that are not within one node: {SLOWEST}", {"near": True, "far": True}
     yield f"You take the mean of both links for a group on several nodes: {SLOWEST}", {"mean": True}
     yield _cut_in_two(layer), {"near": True}
@@ -154,16 +161,20 @@ def _mistakes(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
         {"bits": 64},
     )
     yield "A rank has 1/tp of the gradients: its weights are cut.", {"gradients": gradients * tp}
-    yield "Gradients are of 12·h² parameters.", {"gradients": gradients / 12}
+    yield "Gradients are numbers of `each` bytes, not always of 4.", {"gradients": gradients / each * 4}
+    for factor in (1, 4, 8, 13, 24):
+        yield f"Gradients are of 12·h² parameters, not {factor}·h².", {"gradients": gradients * factor / 12}
     yield "Gradients are of 12·h² parameters, h squared.", {"gradients": gradients / layer.h}
     yield "The stream is whole on every rank: s·b·h numbers, not 1/tp.", {"activations": stream / tp}
     yield "b is the batch of one replica already: it is not divided by dp.", {"activations": stream / dp}
+    yield "b is the batch of one replica, and its all-reduces are its own: not times dp.", {"activations": stream * dp}
     yield "All of a rank's gradients are all-reduced, not 1/dp.", {"gradients": gradients / dp}
     yield "Weights are cut by tp, not by dp.", {"gradients": gradients * tp / dp}
     yield "The batch b is missing.", {"activations": stream / layer.b}
     yield "Numbers are no bytes: multiply by `each`.", {"activations": stream / each, "gradients": gradients / each}
     yield "Gradients are numbers of `each` bytes, too.", {"gradients": gradients / each}
     yield "Activations are numbers of `each` bytes, too.", {"activations": stream / each}
+    yield "Activations are numbers of `each` bytes, not always of 4.", {"activations": stream / each * 4}
 
 
 def _cut_in_two(layer: Layer) -> str:

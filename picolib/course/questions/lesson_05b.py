@@ -55,7 +55,7 @@ QUESTIONS = (
     ),
     Question(
         "05B.5",
-        "Eight ranks wait 69% of a layer's time on PCIe. Which change makes that much smaller?",
+        "Eight ranks wait 69% of a layer's time on PCIe. Which change makes that smaller?",
         (
             Answer("four times the tokens", "compute and bytes both grow four times."),
             Answer("sequence parallelism", "it sends as many bytes: two halves instead of one all-reduce."),

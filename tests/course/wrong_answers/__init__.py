@@ -28,6 +28,7 @@ LESSONS = (
     "lesson05a",
     "lesson05a_fakes",
     "lesson05b",
+    "lesson05b_fakes",
     "mutants",
     "mutants02",
     "mutants03",

@@ -641,7 +641,7 @@ def one_place_further(x, p, cut, group):
     return x * own.view(x.shape)
 
 
-@wrong("5.6", "one mask, rolled by the rank", "one mask in another order")
+@wrong("5.6", "one mask, rolled by the rank", "the same but for 10 places")
 def rolled(x, p, cut, group):
     if not cut:
         return F.dropout(x, p)
