@@ -1,6 +1,7 @@
 """Exercises of sitting 01B: recomputation, master weights, gradient accumulation. One process, measured bytes.
 
-How 1.4 is tried and judged stands in `lesson01b_recompute`, 1.5 in `lesson01b_masters`, 1.6 in `lesson01b_accumulate`.
+They stand in the order in which the lesson asks for them: 1.4, 1.6, 1.5. How 1.4 is tried and judged stands in
+`lesson01b_recompute`, 1.5 in `lesson01b_masters`, 1.6 in `lesson01b_accumulate`.
 """
 
 from __future__ import annotations
@@ -58,27 +59,6 @@ EXERCISES = (
         ),
     ),
     Exercise(
-        id="1.5",
-        function="master_step",
-        title="master weights",
-        lesson=LESSON,
-        sitting="01B",
-        difficulty=2,
-        minutes=8,
-        task="A step of SGD on bf16 parameters that does not lose small updates.",
-        cases=master_cases,
-        call=train_with,
-        judge=judge_masters,
-        rules=(borrowed,),
-        sizes=(1,),
-        verified="after 100 small steps the float32 masters of plain SGD, and parameters that are their bf16 rounding",
-        hints=(
-            "1 - 0.001 in bf16 is 1. In which of the two tensors must the update add up?",
-            "The master takes the step, with the gradient in float32; the parameter is what the master rounds to.",
-            "With torch.no_grad(): master -= lr * p.grad.float(), and then p.copy_(master).",
-        ),
-    ),
-    Exercise(
         id="1.6",
         function="accumulate",
         title="find the bug: four times too much",
@@ -97,6 +77,27 @@ EXERCISES = (
             "Two faults. How large is the gradient of a sum of m means? And until when is a graph kept?",
             "A graph lives as long as a tensor that belongs to it. Call backward() in the loop, and keep numbers only.",
             "(loss / len(micro_batches)).backward() in the loop; add up loss.item() / len(micro_batches).",
+        ),
+    ),
+    Exercise(
+        id="1.5",
+        function="master_step",
+        title="master weights",
+        lesson=LESSON,
+        sitting="01B",
+        difficulty=2,
+        minutes=8,
+        task="A step of SGD on bf16 parameters that does not lose small updates.",
+        cases=master_cases,
+        call=train_with,
+        judge=judge_masters,
+        rules=(borrowed,),
+        sizes=(1,),
+        verified="after 100 small steps the float32 masters of plain SGD, and parameters that are their bf16 rounding",
+        hints=(
+            "1 - 0.001 in bf16 is 1. In which of the two tensors must the update add up?",
+            "The master takes the step, with the gradient in float32; the parameter is what the master rounds to.",
+            "With torch.no_grad(): master -= lr * p.grad.float(), and then p.copy_(master).",
         ),
     ),
 )

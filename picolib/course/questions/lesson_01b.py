@@ -36,7 +36,7 @@ QUESTIONS = (
     ),
     Question(
         "01B.4",
-        "In bf16 (8 bits of mantissa) a weight is 1.0. Which update is lost?",
+        "In bf16 (8 bits of precision) a weight is 1.0. Which update is lost?",
         (
             Answer("one of 0.01", "the next number above 1 is 1.0078: that is moved, roughly."),
             Answer("none, only digits", "1 - 0.001 rounds to 1: nothing of it is left."),
