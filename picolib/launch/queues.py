@@ -3,6 +3,9 @@
 A queue is first come, first served, and a message takes whatever is free from its start on, in pieces if need be, as
 packets do. Gaps count because ranks book in the order in which the system lets them run, not in the order of their
 planned times. One lock guards all queues. The system takes it back from a process that dies.
+
+So where messages of several collectives compete for one queue, and a rank lags, who books first is chance, and planned
+times then differ by up to some messages' time on that queue from run to run. Where nothing competes they are exact.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 from picolib.launch.slot import U64
 
 BOOKINGS = 128  # of a queue; with more of them, the first gaps are forgotten
-FORGET_SECONDS = 10.0  # a past that nobody can book any more: no rank's plan lags so far behind
+FORGET_SECONDS = 10.0  # a past that nobody can book any more, unless its plan lags that far behind
 QUEUE_BYTES = 8 + 16 * BOOKINGS
 
 Booked = list[tuple[float, float]]  # start and end of each stretch, sorted

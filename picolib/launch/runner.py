@@ -63,7 +63,8 @@ def run(
         links: let messages take as long as on these `picolib.Links`: picolib's own and torch's send, recv, isend,
             irecv and batch_isend_irecv. torch's own collectives are refused, but for those that DDP's C++ code starts,
             which take no time. Times in the trace are then planned ones: a rank's clock stands still between two
-            waits or pretends, except for processor time beyond 5 ms, or when it lags 50 ms behind the real time.
+            waits or pretends, except for processor time beyond 5 ms and all real time beyond 0.2 s. Only where several
+            collectives compete for one link may a busy machine change their order, and so their times.
         slow: factors for what some ranks pretend to compute (`picolib.pretend`), such as {3: 1.5}.
 
     Raises:
