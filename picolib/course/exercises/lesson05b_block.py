@@ -18,7 +18,7 @@ from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.lesson05a_common import ALLOWED, READY_MADE, same
 from picolib.course.exercises.lesson05b_common import LESSON, called, members, own_group, who
-from picolib.course.exercises.lesson05b_numbers import WEIGHTS, WIDTH, Whole, block_cases, whole_of
+from picolib.course.exercises.lesson05b_numbers import WEIGHTS, WIDTH, Whole, block_cases, growth, whole_of
 from picolib.course.exercises.lesson05b_told import gradient_fault, output_fault
 
 GATHERS, SCATTERS = ("all_gather_into_tensor", "all_gather"), ("reduce_scatter_tensor", "reduce_scatter")
@@ -56,22 +56,28 @@ def run_block(fn: Callable, arguments: tuple) -> dict[str, Any]:
     weights = [given[name].clone().requires_grad_() for name in WEIGHTS]
     observe.forget()
     with calls_into(*READY_MADE) as names:
-        steps = [_step(fn, weights, group, *step, others=bool(number)) for number, step in enumerate(given["steps"])]
-    kept = [torch.equal(weight.detach(), given[name]) for name, weight in zip(WEIGHTS, weights, strict=True)]
-    return {"steps": steps, "kept": kept, "borrowed": names[:1], "instead": HOW}
+        steps = [_step(fn, given, weights, group, number) for number in range(len(given["steps"]))]
+    return {"steps": steps, "borrowed": names[:1], "instead": HOW}
 
 
-def _step(
-    fn: Callable, weights: list[torch.Tensor], group: Any, x: torch.Tensor, grad: torch.Tensor, others: bool
-) -> dict[str, Any]:
-    """Both passes; others: between them another call is made, as in a model of several layers."""
-    variable, given = x.clone().requires_grad_(), grad.clone()
+def _step(fn: Callable, inputs: dict, weights: list[torch.Tensor], group: Any, number: int) -> dict[str, Any]:
+    """Both passes. From the second step on weights have other values, as an optimizer makes them.
+
+    And between the passes another call is made, with other weights, as in a model of several layers.
+    """
+    x, grad = inputs["steps"][number]
+    values = [inputs[name] * growth(number) for name in WEIGHTS]
+    for weight, value in zip(weights, values, strict=True):
+        weight.data.copy_(value)
+        weight.grad = None
+    variable = x.clone().requires_grad_()
+    given = grad.transpose(0, 1).contiguous().transpose(0, 1)  # as a loss of another layout would hand it back
     observe.note("forward")
     with Sizes() as sizes:
         y = fn(variable, *weights, group)
-    if others:
+    if number:
         observe.note("another call")
-        fn(x.flip(0).requires_grad_(), *weights, group)
+        fn(x.flip(0).requires_grad_(), *[(2 * value).requires_grad_() for value in values], group)
     observe.note("backward")
     fits = isinstance(y, torch.Tensor) and y.requires_grad and y.shape == grad.shape
     kind = f"a tensor of shape {list(y.shape)}" if isinstance(y, torch.Tensor) else type(y).__name__
@@ -80,9 +86,8 @@ def _step(
         y.backward(given)
     observe.note("between")
     gradients = {name: v.grad for name, v in zip(("x", *WEIGHTS), (variable, *weights), strict=True)}
-    for weight in weights:
-        weight.grad = None
-    kept = [torch.equal(variable.detach(), x), torch.equal(given, grad)]
+    kept = [torch.equal(weight.detach(), value) for weight, value in zip(weights, values, strict=True)]
+    kept += [torch.equal(variable.detach(), x), torch.equal(given, grad)]
     return {"y": result, "kind": kind, "fits": fits, "kept": kept, "sizes": dict(sizes.found),
             **gradients}  # fmt: skip
 
@@ -102,10 +107,8 @@ def judge_block(attempt: Any) -> str | None:
 
 
 def _kept_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None:
-    output = attempt.outputs[rank]
-    names = [name for name, kept in zip(WEIGHTS, output["kept"], strict=True) if not kept]
-    names += [name for name, kept in zip(("x", "the incoming gradient"), output["steps"][step]["kept"], strict=True)
-              if not kept]  # fmt: skip
+    kept = attempt.outputs[rank]["steps"][step]["kept"]
+    names = [name for name, one in zip((*WEIGHTS, "x", "the incoming gradient"), kept, strict=True) if not one]
     if names:
         return f"{names[0]} has changed: collectives write into what they are given. Give them a tensor of your own."
     return None
@@ -223,6 +226,24 @@ EXERCISE = Exercise(
     sizes=(4, 3, 5),
     allows=ALLOWED | {"parallel.sequence", "parallel.replicated"},
     raised=(
+        (
+            "invalid tensor type|(expected|same) (dtype|scalar type)",
+            "What a collective fills has the dtype of x: x.new_empty(...), and not torch.empty(...), which is float32.",
+        ),
+        (
+            "invalid output tensor list",
+            "The output comes first, and is the size of the group times as long as the input: "
+            "dist.all_gather_into_tensor(output, input, group=group).",
+        ),
+        (
+            "incorrect number of gradients",
+            "backward returns as many things as forward takes beside ctx: return gradient, None, with None for the "
+            "group.",
+        ),
+        (
+            "must be Tensor, not|no attribute 'dim'",
+            "An autograd function is used by its apply: Gather.apply(x, group), and not Gather(x, group).",
+        ),
         ("of the world group", "Ranks of other groups work on other tokens: hand group=group on to every collective."),
         (
             "output tensor size must be|input tensor.* must be the same size|output tensor must have|same type|invalid "
@@ -231,6 +252,7 @@ EXERCISE = Exercise(
             "of the group, dist.get_world_size(group). Forward, gather in front of `up` and scatter behind `down`; "
             "backward the other way round.",
         ),
+        ("must be contiguous", "Collectives want numbers that lie one behind the other: hand x.contiguous() to them."),
     ),
     rules=(borrowed, only_the_three),
     tags=("gradients",),

@@ -17,7 +17,7 @@ WEIGHTS = ("norm", "up", "down")
 
 
 def block_cases(world_size: int, seed: int) -> list[Case]:
-    """Each way of making groups; one step on the whole world first, then two or three with the same weights."""
+    """Each way of making groups; one step on the whole world first, then two or three with growing weights."""
     random = generator(seed, world_size)
     made = []
     for number, groups in enumerate(GROUPS[world_size]):
@@ -108,11 +108,17 @@ def _mlp(normed: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Te
     return F.linear(F.gelu(F.linear(normed, up)), down)
 
 
+def growth(step: int) -> float:
+    """What the weights of a step are multiplied by: an optimizer changes them."""
+    return 1 + step / 4
+
+
 def whole_of(attempt: Any, rank: int, step: int) -> Whole:
     """What the group of this rank should have computed in this step."""
     given = [inputs[0] for inputs in attempt.case.inputs]
     ranks = members(given[rank]["groups"], rank)
     x, grad = (torch.cat([given[r]["steps"][step][part] for r in ranks]) for part in (0, 1))
+    given = [one | {name: one[name] * growth(step) for name in WEIGHTS} for one in given]
     norm = given[rank]["norm"]
     normed = normalized(x, norm).requires_grad_()
     summands = [_mlp(normed, given[r]["up"], given[r]["down"]) for r in ranks]

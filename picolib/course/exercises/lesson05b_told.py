@@ -101,7 +101,7 @@ def gradient_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | No
         if name == "norm" and same(got[name], everywhere(attempt, step)):
             return f"{head} It is the sum over all groups: their norms are others. Hand group=group on to all_reduce."
         if step:
-            head = f"step {step + 1}, with the same weights: {head}"
+            head = f"step {step + 1}, with the same weights, changed by an optimizer: {head}"
         return f"{head} {_why(name, got[name], rights[name], whole, step)}".rstrip()
     return None
 

@@ -7,7 +7,97 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from . import right, wrong
-from .lesson05b import drawn, lived, ring, seeded_dropout
+from .lesson05b import GATHER, SCATTER, SUMMED, drawn, gathered, lived, mlp, pair, ring, rms, scattered, seeded_dropout
+
+# 5.5 sequence parallel
+
+
+@right("5.5", "the norm's weight used as a tensor of its own, and a hook on that")
+def hook_on_a_tensor(x, norm, up, down, group):
+    def total(grad):
+        grad = grad.clone()
+        dist.all_reduce(grad, group=group)
+        return grad
+
+    weight = norm * 1
+    weight.register_hook(total)
+    return x + SCATTER(mlp(GATHER(rms(x, weight), group), up, down), group)
+
+
+@wrong("5.5", "an output of torch.empty, in float32", "has the dtype of x")
+def float32_output(x, norm, up, down, group):
+    def gather(x, group):
+        whole = torch.empty(dist.get_world_size(group) * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(whole, x.contiguous(), group=group)
+        return whole
+
+    return x + SCATTER(mlp(pair(gather, scattered)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "the input first", "The output comes first")
+def input_first(x, norm, up, down, group):
+    def gather(x, group):
+        whole = x.new_empty(dist.get_world_size(group) * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(x.contiguous(), whole, group=group)
+        return whole
+
+    return x + SCATTER(mlp(pair(gather, scattered)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+def gather_class(none):
+    """An autograd function that gathers; its backward pass returns None for the group, or forgets it."""
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, group):
+            ctx.group = group
+            return gathered(x, group)
+
+        @staticmethod
+        def backward(ctx, grad):
+            own = scattered(grad, ctx.group)
+            return (own, None) if none else own
+
+    return Gather
+
+
+@wrong("5.5", "None for the group forgotten", "with None for the group")
+def none_forgotten(x, norm, up, down, group):
+    whole = gather_class(False).apply(rms(x, SUMMED(norm, group)), group)
+    return x + SCATTER(mlp(whole, up, down), group)
+
+
+@wrong("5.5", "the class called, and not its apply", "used by its apply")
+def class_called(x, norm, up, down, group):
+    return x + SCATTER(mlp(gather_class(True)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "weights of the first step kept", "the output is")
+def first_weights_kept(x, norm, up, down, group):
+    kept = globals().setdefault("weights_05b", {}).setdefault(id(norm), [w.detach().clone() for w in (norm, up, down)])
+    norm, up, down = (w + (old - w.detach()) for w, old in zip((norm, up, down), kept, strict=True))
+    return x + SCATTER(mlp(GATHER(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "the last call's weight in the backward pass", "the gradient of `x` is wrong")
+def last_weight(x, norm, up, down, group):
+    last = globals().setdefault("last_05b", {})
+    last["up"] = up.detach()
+
+    class Columns(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, up):
+            ctx.save_for_backward(x)
+            return F.linear(x, up)
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return grad @ last["up"], grad.flatten(0, 1).T @ x.flatten(0, 1)
+
+    hidden = Columns.apply(GATHER(rms(x, SUMMED(norm, group)), group), up)
+    return x + SCATTER(F.linear(F.gelu(hidden), down), group)
+
 
 # 5.6 twin masks
 
