@@ -1,7 +1,8 @@
 """Exercise 5.6: twin masks. Dropout in a tensor-parallel group: where masks agree, where they differ, and for how long.
 
 Each rank makes the same calls four times: from a seed, from that seed again, from a state in the middle, and from
-another seed. Tensors have no zeros, so a mask is read from what is zero afterwards.
+another seed; then with p = 0, and in one case very often. Tensors have no zeros, so a mask is read from what is zero
+afterwards.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from picolib.course.exercise import Case, Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.data import generator
 from picolib.course.exercises.lesson05a_common import ALLOWED, READY_MADE
+from picolib.course.exercises.lesson05b_chance import MANY_CALLS
 from picolib.course.exercises.lesson05b_common import GROUPS, LESSON, members, own_group
 from picolib.course.exercises.lesson05b_masks import judge_masks
 
-SHAPES = ((240,), (12, 20), (2, 6, 20), (5, 48))  # of as many numbers each, so that masks can be compared
-RATES = (0.1, 0.2, 0.25, 0.3, 0.4), (0.5, 0.6)  # of the first case, and of the others
-WAYS = GROUPS | {5: [*GROUPS[5], [[0, 1, 2, 3, 4]]]}
+SHAPES = ((60, 60), (4, 30, 30), (10, 12, 30), (3600,))  # of as many numbers each, so that masks can be compared
+RATES = (0.15, 0.2, 0.25, 0.35), (0.55, 0.65, 0.75)  # of the first case of a size, and of the other
+WAYS = GROUPS | {5: [[[0, 1, 2, 3, 4]], *GROUPS[5]]}
 NEXT = 3  # numbers of the common stream that are looked at after each call, without drawing them
+FEW = 2400  # numbers in x of the many calls: a tenth of them is enough to tell masks apart
 
 
 def dropout_cases(world_size: int, seed: int) -> list[Case]:
@@ -31,21 +34,20 @@ def dropout_cases(world_size: int, seed: int) -> list[Case]:
     draw = lambda most: int(torch.randint(most, (), generator=random))  # noqa: E731
     made = []
     for number, groups in enumerate(WAYS[world_size]):
-        rates = RATES[min(number, 1)]
-        shape, seeds = SHAPES[draw(len(SHAPES))], [draw(1 << 40) for _ in range(2 * len(groups))]
-        cut = [True, False, True, True, False, True, True, True, bool(draw(2))]
-        dtype = torch.float64 if number else torch.float32
-        noise = lambda shape=shape, dtype=dtype: torch.rand(shape, generator=random).to(dtype)  # noqa: E731
-        whole = 1 + noise()
-        given = {"groups": groups, "p": rates[draw(len(rates))], "cut": cut, "back": 2 + draw(3), "shape": list(shape)}
-        given |= {"grad": 1 + noise()}
+        rates, dtype = RATES[number], (torch.float32, torch.float64)[number]
+        shape, seeds = SHAPES[draw(len(SHAPES) - (number == 0))], [draw(1 << 40) for _ in range(2 * len(groups))]
+        cut = [True, False, True, True, False, True, True, bool(draw(2)), False]
+        numbers = lambda shape=shape, dtype=dtype: 1 + torch.rand(shape, generator=random, dtype=dtype)  # noqa: E731
+        whole, given = numbers(), {"groups": groups, "p": rates[draw(len(rates))], "cut": cut, "back": 2 + draw(3)}
+        given |= {"shape": list(shape), "grad": numbers()}
         inputs = []
         for rank in range(world_size):
             place = groups.index(members(groups, rank))
             # In the first calls all ranks have the same numbers, whatever is said of them: masks don't come from those.
-            part = whole + noise()
+            part = whole + numbers()
             x = [whole if index < 3 or not one else part for index, one in enumerate(cut)]
-            inputs.append((given | {"x": x, "seeds": seeds[2 * place : 2 * place + 2]},))
+            many = (world_size, number, rank) == (4, 0, 0)
+            inputs.append((given | {"x": x, "many": many, "seeds": seeds[2 * place : 2 * place + 2]},))
         made.append(Case("whole" if len(groups) == 1 else "groups", tuple(inputs), None))
     return made
 
@@ -61,10 +63,14 @@ def run_dropout(fn: Callable, arguments: tuple) -> dict[str, Any]:
         back = runs["first"][given["back"]]["before"]
         runs["back"] = _run(fn, given, group, None, back)
         runs["other"] = _run(fn, given, group, other)
-    for run in runs.values():
+        few = given["x"][0].flatten()[:60], given["grad"].flatten()[:60]
+        none = [_call(fn, *few, 0.0, cut, group) for cut in (False, True)]
+    different = _different_masks(fn, given["p"], group) if given["many"] and "y" in none[1] else None
+    for run in (*runs.values(), none):
         for call in run:
             call["before"] = None
-    return {"runs": runs, "borrowed": called[:1], "instead": "torch's random functions and F.dropout"}
+    seen = {"runs": runs, "none": none, "different": different}
+    return seen | {"borrowed": called[:1], "instead": "torch's random functions and F.dropout"}
 
 
 def _run(fn: Callable, given: dict, group: Any, seed: int | None, state: Any = None) -> list[dict[str, Any]]:
@@ -73,29 +79,35 @@ def _run(fn: Callable, given: dict, group: Any, seed: int | None, state: Any = N
         torch.set_rng_state(state)
     else:
         torch.manual_seed(seed)
-    calls = list(zip(given["x"], given["cut"], strict=True))
-    return [
-        _call(fn, x, given["grad"], given["p"], cut, group) for x, cut in calls[given["back"] if seed is None else 0 :]
-    ]
+    calls = list(zip(given["x"], given["cut"], strict=True))[given["back"] if seed is None else 0 :]
+    return [_call(fn, x, given["grad"], given["p"], cut, group) for x, cut in calls]
 
 
 def _call(fn: Callable, x: torch.Tensor, grad: torch.Tensor, p: float, cut: bool, group: Any) -> dict[str, Any]:
-    # Its last dimension first in memory: as after a transpose, which views of one dimension refuse.
-    before, variable = torch.get_rng_state(), x.movedim(-1, 0).clone().movedim(0, -1).requires_grad_()
+    variable = x.clone()
+    if x.dtype == torch.float64:  # its last dimension first in memory, as after a transpose: `view` may refuse it
+        variable = x.movedim(-1, 0).contiguous().movedim(0, -1)
+    before, variable = torch.get_rng_state(), variable.requires_grad_()
     y = fn(variable, p, cut, group)
     after = torch.Generator()
     after.set_state(torch.get_rng_state())
-    following = torch.rand(NEXT, generator=after).tolist()
-    tensor = isinstance(y, torch.Tensor)
-    kind = f"a tensor of shape {list(y.shape)}, {y.dtype}" if tensor else type(y).__name__
-    kept = torch.equal(variable.detach(), x)
-    if not tensor or y.shape != x.shape or y.dtype != x.dtype:
-        return {"kind": kind, "y": None, "next": following, "before": before, "gradient": None, "kept": kept}
+    found = {"next": torch.rand(NEXT, generator=after).tolist(), "before": before}
+    if not isinstance(y, torch.Tensor) or (y.shape, y.dtype) != (x.shape, x.dtype):
+        return found | {"got": _kind(y)}
     result = y.detach().clone()
     if y.requires_grad:
         y.backward(grad)
-    found = {"kind": kind, "y": result, "next": following, "before": before, "gradient": variable.grad}
-    return found | {"kept": kept}
+    return found | {"y": result, "gradient": variable.grad, "unchanged": torch.equal(variable.detach(), x)}
+
+
+def _kind(y: Any) -> str:
+    return f"a tensor of shape {list(y.shape)}, {y.dtype}" if isinstance(y, torch.Tensor) else type(y).__name__
+
+
+def _different_masks(fn: Callable, p: float, group: Any) -> int:
+    """Of many calls with cut activations: how many masks there are."""
+    x = torch.ones(FEW)
+    return len({(fn(x, p, True, group) != 0).numpy().tobytes() for _ in range(MANY_CALLS)})
 
 
 def nothing_sent(attempt: Any) -> str | None:

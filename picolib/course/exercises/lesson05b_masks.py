@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from picolib.course.exercises.lesson05b_chance import MANY_CALLS, alike, repetition, unlikely
 from picolib.course.exercises.lesson05b_common import who
-
-SIGMAS = 6.0
-NEAR = 8  # places: neighbours that are dropped together are looked for elsewhere
-LIKE = 10.0  # of likeness: 15.5 for one mask of 240 numbers and itself, 1 or 2 for two that are independent
 
 
 def judge_masks(attempt: Any) -> str | None:
@@ -23,7 +20,7 @@ def judge_masks(attempt: Any) -> str | None:
         if text:
             return f"{who(groups, rank)}: {text}"
     # A mask that comes twice makes rates vary more than chance does, so it is looked for first.
-    for look in (_call_faults, _repeated, _repeating, _moved, _rates, _alike, _from_the_stream):
+    for look in (_call_faults, _few, _repeated, _repetitive, _alike, _rates, _counts, _from_the_stream):
         for ranks in groups:
             text = look(attempt, ranks)
             if text:
@@ -49,62 +46,88 @@ def _name(attempt: Any, call: int) -> str:
 
 def _value_fault(attempt: Any, rank: int) -> str | None:
     """Each number is dropped or kept and scaled, and so are gradients."""
-    given = attempt.case.inputs[rank][0]
-    for run in attempt.outputs[rank]["runs"]:
+    given, output = attempt.case.inputs[rank][0], attempt.outputs[rank]
+    for run in output["runs"]:
         xs = given["x"][given["back"] :] if run == "back" else given["x"]
         for call, x in zip(_calls(attempt, rank, run), xs, strict=True):
-            if call["y"] is None:
-                return f"your function must return a tensor like x, {given['shape']}, {x.dtype}, not {call['kind']}."
-            if not call["kept"]:
-                return "x has changed: what is asked for is a new tensor, and not in place."
-            text = _scale_fault(x, call["y"], given["grad"], call["gradient"], given["p"])
+            text = _call_fault(x, call, given["grad"], given["p"])
             if text:
                 return text
-    return None
+    x, grad = given["x"][0].flatten()[:60], given["grad"].flatten()[:60]
+    return next(filter(None, (_call_fault(x, call, grad, 0.0) for call in output["none"])), None)
+
+
+def _call_fault(x: torch.Tensor, call: dict, grad: torch.Tensor, p: float) -> str | None:
+    if "got" in call:
+        return f"your function must return a tensor like x, of shape {list(x.shape)}, {x.dtype}, not {call['got']}."
+    if not call["unchanged"]:
+        return "x has changed: the function is not to work in place, and the caller still needs its x."
+    return _scale_fault(x, call["y"], p) or _gradient_fault(call["y"] != 0, call["gradient"], grad, p)
+
+
+def _scale_fault(x: torch.Tensor, y: torch.Tensor, p: float) -> str | None:
+    kept = y != 0
+    if y.isnan().any():
+        return f"with p = {p} there is NaN in it: what is kept must be x / (1 - p), and what is dropped 0."
+    if p == 0 and int((~kept).sum()) > 1:  # one number of 2^24 may be 0 exactly
+        return "with p = 0 nothing is to be dropped."
+    if p and torch.allclose(y, x):
+        return f"nothing is dropped, with p = {p}."
+    if torch.allclose(y[kept], x[kept] / (1 - p), rtol=1e-4):
+        return None
+    if torch.allclose(y[kept], x[kept], rtol=1e-4):
+        return f"what is kept must be divided by 1 - p = {1 - p:g}, so that the mean stays: as F.dropout does."
+    if p and torch.allclose(y[kept], x[kept] / p, rtol=1e-4):
+        return f"p = {p} is the share that is dropped, as in F.dropout, and not the one that is kept."
+    return f"with p = {p}, what is kept must be x / (1 - p), and what is dropped 0: as F.dropout does."
+
+
+def _gradient_fault(kept: torch.Tensor, gradient: torch.Tensor | None, grad: torch.Tensor, p: float) -> str | None:
+    if gradient is None:
+        return "values are right, but x gets no gradient: use x itself, without detach, data or no_grad."
+    if torch.allclose(gradient, grad * kept / (1 - p), rtol=1e-4):
+        return None
+    head = "values are right, but the gradient of x is not the incoming one times 1 / (1 - p) where x is kept, and 0"
+    if torch.allclose(gradient, kept.to(grad) / (1 - p), rtol=1e-4):
+        return f"{head} where it is dropped: the incoming gradient is ignored, and the mask alone comes back."
+    return f"{head} where it is dropped."
 
 
 def _rates(attempt: Any, ranks: Sequence[int]) -> str | None:
+    p = attempt.case.inputs[0][0]["p"]
     for rank in ranks:
-        text = _rate_fault(torch.stack(_masks(attempt, rank)), attempt.case.inputs[0][0]["p"])
-        if text:
-            return f"rank {rank}: {text}"
+        masks = torch.stack(_masks(attempt, rank))
+        dropped, count = int((~masks).sum()), masks.numel()
+        if unlikely(dropped, count, p):
+            return (
+                f"rank {rank}: with p = {p} {dropped} of {count} numbers are dropped: about {p * count:.0f} are right."
+            )
     return None
 
 
-def _rate_fault(masks: torch.Tensor, p: float) -> str | None:
-    dropped, count, neighbours = int((~masks).sum()), masks.numel(), masks[:, 1:] == masks[:, :-1]
-    rate = dropped / count
-    # Pairs of neighbours overlap, so their count varies more than that of independent ones: 1.4 times at most.
-    if _unlikely(int(neighbours.sum()), neighbours.numel(), rate * rate + (1 - rate) * (1 - rate), 1.5 * SIGMAS):
-        return "neighbours are dropped together, or one instead of the other: each number has a chance of its own."
-    if _unlikely(dropped, count, p):
-        return f"with p = {p} {dropped} of {count} numbers are dropped: about {p * count:.0f} are right."
+def _counts(attempt: Any, ranks: Sequence[int]) -> str | None:
+    """As many numbers are dropped at each call: of chance, that is nearly impossible."""
+    for rank, cut in itertools.product(ranks, (True, False)):
+        masks = _masks(attempt, rank) + _masks(attempt, rank, "other")
+        counts = [int((~mask).sum()) for mask, one in zip(masks, 2 * _cut(attempt), strict=True) if one is cut]
+        if len(set(counts)) == 1:
+            return (
+                f"where x is {'cut' if cut else 'not cut'}, rank {rank} drops exactly {counts[0]} of {len(masks[0])} "
+                "numbers at each call: the count is fixed, but each number has a chance of its own, whatever the "
+                "others do, so the count varies, as F.dropout's does."
+            )
     return None
 
 
-def _unlikely(found: int, count: int, chance: float, sigmas: float = SIGMAS) -> bool:
-    return abs(found - chance * count) > sigmas * (count * chance * (1 - chance)) ** 0.5
-
-
-def _scale_fault(
-    x: torch.Tensor, y: torch.Tensor, grad: torch.Tensor, gradient: torch.Tensor | None, p: float
-) -> str | None:
-    kept = y != 0
-    if torch.allclose(y, x):
-        return f"nothing is dropped, with p = {p}."
-    if not torch.allclose(y[kept], x[kept] / (1 - p), rtol=1e-4):
-        if torch.allclose(y[kept], x[kept], rtol=1e-4):
-            return f"what is kept must be divided by 1 - p = {1 - p:g}, so that the mean stays: as F.dropout does."
-        if torch.allclose(y[kept], x[kept] / p, rtol=1e-4):
-            return f"p = {p} is the share that is dropped, as in F.dropout, and not the one that is kept."
-        return "what is kept must be x / (1 - p), and what is dropped 0: as F.dropout does."
-    if gradient is None:
-        return "values are right, but x gets no gradient: use x itself, without detach, data or no_grad."
-    if not torch.allclose(gradient, grad * kept / (1 - p), rtol=1e-4):
-        return (
-            "values are right, but the gradient of x is not the incoming one times 1 / (1 - p) where it is kept, and 0 "
-            "where it is dropped."
-        )
+def _few(attempt: Any, ranks: Sequence[int]) -> str | None:
+    """Many calls have few masks. One may be there twice by chance: F.dropout's own seeds may have 31 bits."""
+    for rank in ranks:
+        different = attempt.outputs[rank]["different"]
+        if different is not None and 1 < different <= MANY_CALLS - 2:
+            return (
+                f"rank {rank}: {MANY_CALLS} calls (cut) have {different} different masks: the same come again. There "
+                "are too few seeds: draw one of 2^31 numbers at least, as torch.randint(1 << 60, ()) does."
+            )
     return None
 
 
@@ -144,28 +167,25 @@ def _different(one: torch.Tensor, other: torch.Tensor, rank: int, other_rank: in
     )
 
 
-def _pairs(attempt: Any, ranks: Sequence[int]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """All pairs of (rank, call) whose masks have to be independent."""
-    calls = range(len(_cut(attempt)))
-    for one, other in itertools.combinations(itertools.product(calls, ranks), 2):
-        if one[0] != other[0] or _cut(attempt)[one[0]]:
-            yield one, other
+def _independent(attempt: Any, ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """(call, rank) of each mask that has to be independent of all others: where x is not cut, one for all ranks."""
+    return [(call, rank) for call, cut in enumerate(_cut(attempt)) for rank in (ranks if cut else ranks[:1])]
 
 
 def _repeated(attempt: Any, ranks: Sequence[int]) -> str | None:
-    """A mask of an earlier call comes once more; looked for between calls of one kind first."""
+    """Masks of earlier calls come once more; looked for between calls of one kind first."""
     masks, cut = {rank: _masks(attempt, rank) for rank in ranks}, _cut(attempt)
-    pairs = sorted(_pairs(attempt, ranks), key=lambda pair: _KINDS.index((cut[pair[0][0]], cut[pair[1][0]])))
-    for (call, rank), (later, other) in pairs:
-        if call == later or not torch.equal(masks[rank][call], masks[other][later]):
-            continue
-        whose = f"on rank {rank}" if rank == other else f"of rank {rank}, on rank {other}"
-        return (
-            f"{_name(attempt, later)} has the mask of {_name(attempt, call)} again, {whose}: "
-            f"{_WHY[cut[call], cut[later]]} The same numbers would be dropped in every layer and step. Each call needs "
-            "another mask."
-        )
-    return None
+    pairs = itertools.combinations(_independent(attempt, ranks), 2)
+    again = [(a, b) for a, b in pairs if a[0] != b[0] and torch.equal(masks[a[1]][a[0]], masks[b[1]][b[0]])]
+    if len(again) < 2:  # a single one may be chance: F.dropout's own seeds have 31 bits on some machines
+        return None
+    (call, rank), (later, other) = min(again, key=lambda pair: _KINDS.index((cut[pair[0][0]], cut[pair[1][0]])))
+    whose = f"on rank {rank}" if rank == other else f"of rank {rank}, on rank {other}"
+    return (
+        f"{_name(attempt, later)} has the mask of {_name(attempt, call)} again, {whose}: "
+        f"{_WHY[cut[call], cut[later]]} The same numbers would be dropped in every layer and step. Each call needs "
+        "another mask."
+    )
 
 
 _WHY = {
@@ -177,71 +197,44 @@ _WHY = {
 _KINDS = list(_WHY)
 
 
-def _likeness(attempt: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """How alike two masks are, in standard deviations, for each number of places that one is moved (around the end)."""
-    p, n = attempt.case.inputs[0][0]["p"], len(one)
-    first, second = (torch.fft.rfft(mask.double() - (1 - p)) for mask in (one, other))
-    return torch.fft.irfft(first * second.conj(), n) / (p * (1 - p) * n**0.5)
-
-
-def _moved(attempt: Any, ranks: Sequence[int]) -> str | None:
-    """A mask is nearly another one, or another one moved by some places."""
-    masks = {rank: _masks(attempt, rank) for rank in ranks}
-    for (call, rank), (later, other) in _pairs(attempt, ranks):
-        like = _likeness(attempt, masks[rank][call], masks[other][later])
-        place, n = int(like.argmax()), len(like)
-        if like[place] < LIKE:
-            continue
-        head = f"{_name(attempt, call)} on rank {rank} and {_name(attempt, later)} on rank {other}: the two masks are "
-        shift = min(place, n - place)
-        if not shift:
-            alike = int((masks[rank][call] == masks[other][later]).sum())
-            p = attempt.case.inputs[0][0]["p"]
-            return (
-                f"{head}alike in {alike} of {n} places, and independent ones are in about "
-                f"{(p * p + (1 - p) * (1 - p)) * n:.0f}: a part of their masks is common. Draw all of it anew."
+def _repetitive(attempt: Any, ranks: Sequence[int]) -> str | None:
+    """Within one mask the same comes again: of one row, for instance, or of neighbours."""
+    for call, rank in _independent(attempt, ranks):
+        places = repetition(_masks(attempt, rank)[call])
+        if places:
+            what = (
+                "neighbours are dropped together, or one instead of the other"
+                if places == 1
+                else (f"the mask repeats itself after {places} numbers, a repetition within it")
             )
-        return f"{head}the same but for {shift} place{'s' if shift > 1 else ''}: twins, one step behind the other."
-    return None
-
-
-def _repeating(attempt: Any, ranks: Sequence[int]) -> str | None:
-    """Within one mask the same comes again and again: one row's mask, used for all rows."""
-    for rank in ranks:
-        for call, mask in enumerate(_masks(attempt, rank)):
-            like = _likeness(attempt, mask, mask)[NEAR : len(mask) // 2]
-            if like.max() >= LIKE + 1:
-                return (
-                    f"{_name(attempt, call)} on rank {rank}: the mask repeats itself after {NEAR + int(like.argmax())} "
-                    "numbers. Each number has a chance of its own: draw a mask of the shape of x."
-                )
+            return (
+                f"{_name(attempt, call)} on rank {rank}: {what}. Each number has a chance of its own: "
+                "draw a mask of the whole shape of x."
+            )
     return None
 
 
 def _alike(attempt: Any, ranks: Sequence[int]) -> str | None:
-    """Where cut, two ranks agree more or less often than chance says, or always drop equally many."""
-    p, cut = attempt.case.inputs[0][0]["p"], _cut(attempt)
-    for one, other in itertools.combinations(ranks, 2):
-        masks = [
-            torch.stack([m for m, c in zip(_masks(attempt, rank), cut, strict=True) if c]) for rank in (one, other)
-        ]
-        agree, count, chance = int((masks[0] == masks[1]).sum()), masks[0].numel(), p * p + (1 - p) * (1 - p)
-        if _unlikely(agree, count, chance):
-            return (
-                f"where x is cut, ranks {one} and {other} do the same to {agree} of {count} numbers, and independent "
-                f"masks do so to about {chance * count:.0f}: a part of their masks is common."
-            )
-        if len(set(masks[0].sum(1).tolist())) == 1:
-            return (
-                f"where x is cut, rank {one} drops exactly {int((~masks[0][0]).sum())} numbers in each of "
-                f"{len(masks[0])} calls: each number has a chance of its own, so their count differs."
-            )
-        if torch.equal(masks[0].sum(1), masks[1].sum(1)):
-            return (
-                f"where x is cut, ranks {one} and {other} drop equally many numbers in each of {len(masks[0])} calls: "
-                "is it one mask in another order? Independent masks differ in that, too."
-            )
-    return None
+    """Masks that tell something about others, of the same call or another one."""
+    whose = _independent(attempt, ranks)
+    masks = torch.stack([_masks(attempt, rank)[call] for call, rank in whose])
+    found = alike(masks)
+    if not found:
+        return None
+    pair = min(found, key=lambda pair: whose[pair.one][0] != whose[pair.other][0])  # of one call first
+    (call, rank), (later, other) = whose[pair.one], whose[pair.other]
+    where = f"{_name(attempt, call)} on rank {rank} and {_name(attempt, later)} on rank {other}: "
+    if pair.places:
+        return (
+            f"{where}the two masks are {'nearly ' if abs(pair.correlation) < 0.9 else ''}the same but for "
+            f"{pair.places} place{'s' if pair.places > 1 else ''} by which one is moved: twins, one behind the other."
+        )
+    agree, p = int((masks[pair.one] == masks[pair.other]).sum()), attempt.case.inputs[0][0]["p"]
+    return (
+        f"{where}the same is done to {agree} of {masks.shape[1]} numbers, and independent masks do so to about "
+        f"{(p * p + (1 - p) * (1 - p)) * masks.shape[1]:.0f}: a part of their masks is common. Each has to be drawn "
+        "anew, all of it."
+    )
 
 
 def _from_the_stream(attempt: Any, ranks: Sequence[int]) -> str | None:

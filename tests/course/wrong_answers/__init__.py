@@ -29,6 +29,7 @@ LESSONS = (
     "lesson05a_fakes",
     "lesson05b",
     "lesson05b_fakes",
+    "lesson05b_masks",
     "mutants",
     "mutants02",
     "mutants03",
