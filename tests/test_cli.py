@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 
 import psutil
@@ -76,6 +77,18 @@ def test_the_doctor_works_where_torch_is_missing():
     assert result.returncode == 0 and "cores" in result.stdout, result.stderr
 
 
+def fetched(url, end):
+    """What a server answers that may have written its address before it listens."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.URLError:
+            if time.monotonic() > end:
+                raise
+        time.sleep(0.1)
+
+
 def served_by_lab(folder, runtime):
     """The files that JupyterLab, started by `picolib lab`, offers; it is ended then."""
     arguments = [sys.executable, "-m", "picolib", "lab", "--workspace", str(folder), "--", "--no-browser", "--port=0"]
@@ -86,8 +99,8 @@ def served_by_lab(folder, runtime):
             time.sleep(0.1)
         try:
             server = json.loads(found[0].read_text())
-            with urllib.request.urlopen(f"{server['url']}api/contents?token={server['token']}", timeout=30) as answer:
-                return sorted(entry["name"] for entry in json.load(answer)["content"])
+            contents = fetched(f"{server['url']}api/contents?token={server['token']}", end)
+            return sorted(entry["name"] for entry in contents["content"])
         finally:
             for process in [*psutil.Process(lab.pid).children(recursive=True), lab]:
                 process.kill()

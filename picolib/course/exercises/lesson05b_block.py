@@ -17,7 +17,7 @@ from picolib.course import observe
 from picolib.course.exercise import COLLECTIVES, Exercise
 from picolib.course.exercises.borrowed import borrowed, calls_into
 from picolib.course.exercises.lesson05a_common import ALLOWED, READY_MADE, same
-from picolib.course.exercises.lesson05b_common import LESSON, called, members, own_group, who
+from picolib.course.exercises.lesson05b_common import LESSON, Called, called, members, own_group, who
 from picolib.course.exercises.lesson05b_numbers import WEIGHTS, WIDTH, Whole, block_cases, growth, whole_of
 from picolib.course.exercises.lesson05b_told import gradient_fault, output_fault
 
@@ -134,7 +134,7 @@ def _calls_fault(attempt: Any, rank: int, step: int, whole: Whole) -> str | None
         return None
     for way in ("forward", "backward"):
         made = called(record, way)[step]
-        big = [size for name, size, _ in made if name == "all_reduce" and size > WIDTH]
+        big = [one.numbers for one in made if one.name == "all_reduce" and one.numbers > WIDTH]
         if big:
             return (
                 f"values and gradients are right, but the {way} pass all-reduces {max(big)} numbers: 2x the bytes. An "
@@ -155,25 +155,26 @@ def _added_up(attempt: Any, rank: int, step: int) -> torch.Tensor | None:
     """The sum of what the ranks of this rank's group have given to the last all-reduce of the backward pass."""
     ranks = members(attempt.case.inputs[0][0]["groups"], rank)
     given = [
-        [numbers for name, _, numbers in called(attempt.ranks[one], "backward")[step] if name == "all_reduce"][-1:]
-        for one in ranks
+        [one.given for one in called(attempt.ranks[rank], "backward")[step] if one.name == "all_reduce"][-1:]
+        for rank in ranks
     ]
     numbers = [one[0] for one in given if one and one[0] is not None and len(one[0]) == WIDTH]
     return torch.tensor(numbers, dtype=torch.float64).sum(0) if len(numbers) == len(ranks) else None
 
 
-def _count_fault(made: list[tuple], way: str, full: int, own: int) -> str | None:
-    gathers = [size for name, size, _ in made if name in GATHERS]
-    scatters = [size for name, size, _ in made if name in SCATTERS]
-    sums = [size for name, size, _ in made if name == "all_reduce"]
+def _count_fault(made: list[Called], way: str, full: int, own: int) -> str | None:
+    ranks = full // own
+    gathers = [one.numbers * (ranks if one.picolibs else 1) for one in made if one.name in GATHERS]
+    scatters = [one.numbers / (ranks if one.picolibs else 1) for one in made if one.name in SCATTERS]
+    sums = [one.numbers for one in made if one.name == "all_reduce"]
     where = {"forward": ("in front of `up`", "behind `down`"), "backward": ("behind `down`", "in front of `up`")}[way]
     for sizes, name, place in ((gathers, "all-gather", where[0]), (scatters, "reduce-scatter", where[1])):
         if len(sizes) != 1:
             return f"the {way} pass makes {len(sizes)} {name}s; 1 is right, {place}."
-    if gathers[0] not in (full, own):  # torch's tell of their output, picolib's of their input
+    if gathers[0] != full:
         return f"the {way} pass gathers {gathers[0]} numbers, where {full} are right: all tokens, once."
-    if scatters[0] not in (full, own):
-        return f"the {way} pass's reduce-scatter leaves {scatters[0]} numbers, where {own} are right: its own tokens."
+    if scatters[0] != own:
+        return f"the {way} pass's reduce-scatter leaves {scatters[0]:g} numbers, where {own} are right: its own tokens."
     if way == "forward" and sums:
         return f"the forward pass makes {len(sums)} all-reduce more; only the norm's gradient needs one, backward."
     if way == "backward" and sums != [WIDTH]:
@@ -198,12 +199,13 @@ def only_the_three(attempt: Any) -> str | None:
 
 
 def ignoring(attempt: Any) -> list[int]:
-    """Ranks with the right output, or the norm's sum as it should be, though what reduces left other numbers."""
+    """Ranks that are right where what reduces left other numbers: in the output, x's gradient, or the norm's sum."""
     found = []
     for rank, output in enumerate(attempt.outputs):
         got, added_up = output["steps"][0], _added_up(attempt, rank, 0)
         torchs = any(name in SCATTERS and not owned for name, _, owned in attempt.ranks[rank].collectives)
-        right = torchs and same(got["y"], whole_of(attempt, rank, 0).y())
+        whole = whole_of(attempt, rank, 0)
+        right = torchs and (same(got["y"], whole.y()) or same(got["x"], whole.rights()["x"]))
         if right or (added_up is not None and same(got["norm"], added_up)):
             found.append(rank)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -36,17 +36,27 @@ def who(groups: Sequence[Sequence[int]], rank: int) -> str:
     return f"rank {rank} (number {ranks.index(rank)} of the group of ranks {', '.join(map(str, ranks))})"
 
 
-def called(record: Any, label: str) -> list[list[tuple[str, int, list[float] | None]]]:
-    """For each note of this label the collectives between it and the next note.
+class Called(NamedTuple):
+    """A collective of the learner's.
 
-    A collective is (its name, elements, of an all-reduce the numbers that this rank gave to it).
+    numbers: elements of the output, of picolib's own (`picolibs`) elements of the input; of an all-reduce both are one.
+    given: what this rank gave to an all-reduce.
     """
-    found: list[list[tuple[str, int, list[float] | None]]] = []
+
+    name: str
+    numbers: int
+    given: list[float] | None
+    picolibs: bool
+
+
+def called(record: Any, label: str) -> list[list[Called]]:
+    """For each note of this label the collectives between it and the next note."""
+    found: list[list[Called]] = []
     inside = False
     for entry in of_the_learner(record).entries:
         if entry[0] == "note":
             inside = entry[1] == label
             found += [[]] if inside else []
         elif inside and entry[0] == "collective" and entry[1] != "barrier":
-            found[-1].append((entry[1], entry[2], entry[5]))
+            found[-1].append(Called(entry[1], entry[2], entry[5], entry[3] is not None))
     return found

@@ -6,8 +6,26 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+import picolib
+
 from . import right, wrong
-from .lesson05b import GATHER, SCATTER, SUMMED, drawn, gathered, lived, mlp, pair, ring, rms, scattered, seeded_dropout
+from .lesson05b import (
+    GATHER,
+    SCATTER,
+    SUMMED,
+    drawn,
+    gathered,
+    lived,
+    mlp,
+    own,
+    padded,
+    pair,
+    ring,
+    rms,
+    scattered,
+    seeded_dropout,
+)
+from .ways_round import by_files
 
 # 5.5 sequence parallel
 
@@ -97,6 +115,37 @@ def last_weight(x, norm, up, down, group):
 
     hidden = Columns.apply(GATHER(rms(x, SUMMED(norm, group)), group), up)
     return x + SCATTER(F.linear(F.gelu(hidden), down), group)
+
+
+@wrong("5.5", "a reduce-scatter of t copies, that is an all-reduce, and then a slice", "reduce-scatter leaves")
+def scatters_copies(x, norm, up, down, group):
+    def scatter(whole, group):
+        total = torch.empty_like(whole)
+        dist.reduce_scatter_tensor(total, torch.cat([whole] * dist.get_world_size(group)), group=group)
+        return own(total, group).clone()
+
+    return x + pair(scatter, gathered)(mlp(GATHER(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "picolib's all-gather of padded tensors", "gathers", "all tokens, once")
+def gathers_padded(x, norm, up, down, group):
+    def gather(x, group):
+        t = dist.get_world_size(group)
+        everything = x.new_empty(t * t, *x.shape)
+        picolib.comm.all_gather_into_tensor(everything, padded(x, group).view(t, *x.shape), group=group)
+        return everything.view(t, t, *x.shape).sum(0).flatten(0, 1)
+
+    return x + SCATTER(mlp(pair(gather, scattered)(rms(x, SUMMED(norm, group)), group), up, down), group)
+
+
+@wrong("5.5", "x's gradient through files, a reduce-scatter for show", "do not need the reduce-scatters for them")
+def gradient_through_files(x, norm, up, down, group):
+    def scatter(grad, group):
+        scattered(torch.zeros_like(grad), group)
+        sums = by_files(grad)
+        return own(sum(sums[rank] for rank in dist.get_process_group_ranks(group)), group).clone()
+
+    return x + SCATTER(mlp(pair(gathered, scatter)(rms(x, SUMMED(norm, group)), group), up, down), group)
 
 
 # 5.6 twin masks
