@@ -35,7 +35,7 @@ from picolib.course.exercise import Exercise
 
 from .mutations import Mutant, mutants
 
-SITTINGS = ("02A", "02B", "03A", "03B", "04A", "04B", "05A")
+SITTINGS = ("02A", "02B", "03A", "03B", "04A", "04B", "05A", "05B")
 SPAWN = multiprocessing.get_context("spawn")
 SECONDS = 120  # for one mutant; its check ends by itself long before
 NEEDED = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)  # what a lesson's functions are made with
