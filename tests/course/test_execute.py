@@ -1,8 +1,9 @@
 """What is stored of an execution: nothing empty, nothing that differs from run to run."""
 
+import nbformat
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from picolib.course.execute import tidy
+from picolib.course.execute import main, tidy
 
 
 def test_empty_outputs_are_dropped_and_cut_streams_put_together():
@@ -24,3 +25,12 @@ def test_empty_outputs_are_dropped_and_cut_streams_put_together():
         "oh\n",
     ]
     assert cell.metadata == {}
+
+
+def test_what_is_stored_does_not_depend_on_anybodys_progress(tmp_path, monkeypatch):
+    monkeypatch.setenv("PICOLIB_WORKSPACE", str(tmp_path))
+    path = tmp_path / "lesson.ipynb"
+    nbformat.write(new_notebook(cells=[new_code_cell("import os; print(os.environ.get('PICOLIB_WORKSPACE'))")]), path)
+    assert main([str(path)]) == 0
+    (cell,) = nbformat.read(path, as_version=4).cells
+    assert [output.text for output in cell.outputs] == ["None\n"]
